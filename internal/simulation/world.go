@@ -1,0 +1,81 @@
+// Package simulation runs whole devices against each other in virtual time. A run is a function of its seed: packets
+// are lost, doubled, damaged and reordered at the same places, and deadlines fire at the same times, whenever it is
+// repeated.
+package simulation
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/roce/transport"
+	"github.com/xroce/xroce/verbs"
+)
+
+// World is a network in virtual time with the devices on it.
+type World struct {
+	Network *mem.Network
+	devices []*verbs.Device
+}
+
+// NewWorld makes a world. The network's clock is set to manual.
+func NewWorld(o mem.Options) *World {
+	o.Manual = true
+	return &World{Network: mem.NewNetwork(o)}
+}
+
+// AddDevice adds a device whose keys and QPNs come from seed.
+func (w *World) AddDevice(seed uint64, o mem.DeviceOptions, window int) (*verbs.Device, error) {
+	l, err := w.Network.NewDevice(o)
+	if err != nil {
+		return nil, err
+	}
+	d, err := verbs.NewDevice(l, verbs.EngineOptions{
+		Seed: seed, Window: window, Manual: true,
+		Clock: func() transport.Time { return transport.Time(w.Network.Now()) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.devices = append(w.devices, d)
+	return d, nil
+}
+
+// Step drives all devices until none has anything to do at this time, then moves the clock on to whatever comes next.
+// It returns false if nothing will ever come.
+func (w *World) Step() bool {
+	for again := true; again; {
+		again = false
+		for _, d := range w.devices {
+			again = d.Driver().Drive() || again
+		}
+	}
+	next, found := w.Network.NextArrival()
+	for _, d := range w.devices {
+		if t, ok := d.Driver().NextDeadline(); ok && (!found || time.Duration(t) < next) {
+			next, found = time.Duration(t), true
+		}
+	}
+	if found {
+		w.Network.AdvanceTo(max(next, w.Network.Now()))
+	}
+	return found
+}
+
+// idlePace is how far the clock moves when no frame and no deadline is to come: programs act on their own, too.
+const idlePace = 100 * time.Microsecond
+
+// Run calls turn, which acts for the programs and says whether all is done, and steps, in turn. It fails when
+// limit of virtual time has passed.
+func (w *World) Run(limit time.Duration, turn func() (done bool)) error {
+	end := w.Network.Now() + limit
+	for !turn() {
+		if w.Network.Now() > end {
+			return fmt.Errorf("not done after %v of virtual time", limit)
+		}
+		if !w.Step() {
+			w.Network.AdvanceTo(w.Network.Now() + idlePace)
+		}
+	}
+	return nil
+}

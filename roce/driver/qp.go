@@ -1,0 +1,273 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+	"github.com/xroce/xroce/roce/transport"
+)
+
+// MaxWR is the largest number of requests of a send or receive queue.
+const MaxWR = 1 << 16
+
+// QPConfig describes a queue pair to make.
+type QPConfig struct {
+	Type           transport.Type
+	Domain         *memory.Domain
+	SendCQ, RecvCQ *CQ
+	MaxSendWR      int
+	MaxRecvWR      int
+	MaxSendSGE     int
+	MaxRecvSGE     int
+	SignalAll      bool
+}
+
+// QP is a queue pair. Its methods may be called concurrently.
+type QP struct {
+	device    *Device
+	number    roce.QPN
+	config    QPConfig
+	transport *transport.QP
+	home      atomic.Pointer[Shard]
+
+	rung     atomic.Bool // on its shard's stack of doorbells
+	rungNext *QP
+
+	control sync.Mutex // held by Modify and Close
+	closed  bool
+	vector  AddressVector
+
+	sendMu  sync.Mutex
+	send    *queue.Producer
+	recvMu  sync.Mutex
+	receive *queue.Producer
+	taken   *queue.Consumer // the engine's end of the receive queue
+}
+
+// CreateQP makes a queue pair in state RESET.
+func (d *Device) CreateQP(c QPConfig) (*QP, error) {
+	if err := c.check(d); err != nil {
+		return nil, err
+	}
+	q := &QP{device: d, config: c}
+	send, fetched, err := ringPair(queue.SendLayout(c.MaxSendWR, c.MaxSendSGE))
+	if err != nil {
+		return nil, err
+	}
+	q.send = send
+	if q.receive, q.taken, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
+		return nil, err
+	}
+	q.home.Store(d.shards[0])
+	if err := d.adopt(q); err != nil {
+		return nil, err
+	}
+	q.transport, err = transport.NewQP(transport.Config{
+		QPN: q.number, Type: c.Type, Domain: c.Domain,
+		Send: fetched, Receive: (*receives)(q),
+		SendCQ: &completions{c.SendCQ, q}, RecvCQ: &completions{c.RecvCQ, q},
+		SignalAll: c.SignalAll, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE,
+		Window: d.options.Window,
+	})
+	if err != nil {
+		d.release(q)
+		return nil, err
+	}
+	q.transport.Attach(d.shards[0].engine)
+	d.qps[q.number-d.base].Store(q) // packets find it from here on
+	return q, nil
+}
+
+func (c *QPConfig) check(d *Device) error {
+	switch {
+	case c.Domain == nil:
+		return fmt.Errorf("%w: a QP needs a protection domain", ErrInvalid)
+	case c.SendCQ == nil || c.RecvCQ == nil:
+		return fmt.Errorf("%w: a QP needs a CQ for sends and one for receives", ErrInvalid)
+	case c.SendCQ.device != d || c.RecvCQ.device != d:
+		return fmt.Errorf("%w: the CQs belong to another device", ErrInvalid)
+	case c.Type != transport.RC:
+		return fmt.Errorf("%w: %v", ErrNotSupported, c.Type)
+	}
+	for _, limit := range []struct {
+		name       string
+		value, max int
+	}{
+		{"max_send_wr", c.MaxSendWR, MaxWR}, {"max_recv_wr", c.MaxRecvWR, MaxWR},
+		{"max_send_sge", c.MaxSendSGE, queue.MaxSGE}, {"max_recv_sge", c.MaxRecvSGE, queue.MaxSGE},
+	} {
+		if limit.value < 1 || limit.value > limit.max {
+			return fmt.Errorf("%w: %s is %d, the limit is 1 to %d", ErrLimit, limit.name, limit.value, limit.max)
+		}
+	}
+	return nil
+}
+
+// receives is the QP's own receive queue as the transport sees it.
+type receives QP
+
+// Take implements transport.ReceiveQueue. It runs under the lock of the QP's shard.
+func (q *receives) Take(wr *queue.RecvWR) (found, valid bool) {
+	if q.taken.Available(0) == 0 {
+		return false, false
+	}
+	valid = q.taken.ReadRecv(0, wr)
+	q.taken.Release(1)
+	return true, valid
+}
+
+// Number is the QP's number.
+func (q *QP) Number() roce.QPN { return q.number }
+
+// Config returns what the QP was made of.
+func (q *QP) Config() QPConfig { return q.config }
+
+// State is the QP's state.
+func (q *QP) State() transport.State { return q.transport.State() }
+
+// PostSend posts requests until one is refused, and returns how many were posted. The requests are copied.
+func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
+	q.sendMu.Lock()
+	if state := q.transport.State(); state < transport.StateRTS {
+		err = fmt.Errorf("%w: posting a send needs RTS, QP %#x is in %v", ErrState, uint32(q.number), state)
+	}
+	for ; err == nil && posted < len(wrs); posted++ {
+		if err = q.send.PostSend(&wrs[posted]); err != nil {
+			break
+		}
+	}
+	q.sendMu.Unlock()
+	if posted > 0 {
+		home := q.home.Load()
+		home.ring(q)
+		home.drive(driveBriefly)
+	}
+	return posted, err
+}
+
+// PostRecv posts receives until one is refused, and returns how many were posted. The requests are copied.
+func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
+	q.recvMu.Lock()
+	if state := q.transport.State(); state < transport.StateInit {
+		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %#x is in %v", ErrState, uint32(q.number), state)
+	}
+	for ; err == nil && posted < len(wrs); posted++ {
+		if err = q.receive.PostRecv(&wrs[posted]); err != nil {
+			break
+		}
+	}
+	q.recvMu.Unlock()
+	// In the error state somebody has to flush it. Either the engine saw the request when it entered the state, or this
+	// sees the state.
+	if posted > 0 && q.transport.State() == transport.StateError {
+		home := q.home.Load()
+		home.ring(q)
+		home.drive(driveBriefly)
+	}
+	return posted, err
+}
+
+// Modify changes attributes and state. Av is the address vector if mask has MaskAV; resolving it may take until
+// ctx ends.
+func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVector, mask transport.AttributeMask) error {
+	q.control.Lock()
+	defer q.control.Unlock()
+	if q.closed {
+		return ErrClosed
+	}
+	if err := q.checkModify(a, mask); err != nil {
+		return err
+	}
+	attributes := *a
+	if mask&transport.MaskPathMTU != 0 {
+		if err := q.device.checkPathMTU(a.PathMTU); err != nil {
+			return err
+		}
+	}
+	if mask&transport.MaskAV != 0 {
+		path, err := q.device.resolve(ctx, av, q.number, a.DestinationQPN)
+		if err != nil {
+			return err
+		}
+		attributes.Path = path
+		q.move(q.device.home(av, q.number, a.DestinationQPN))
+	}
+	if err := q.modify(&attributes, mask); err != nil {
+		return err
+	}
+	if mask&transport.MaskAV != 0 {
+		q.vector = *av
+	}
+	return nil
+}
+
+func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) error {
+	home := q.home.Load()
+	home.mu.Lock()
+	defer home.mu.Unlock()
+	return q.transport.CheckModify(a, mask)
+}
+
+func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask) error {
+	// A reset drops what is in the rings: nobody may post meanwhile.
+	q.sendMu.Lock()
+	defer q.sendMu.Unlock()
+	q.recvMu.Lock()
+	defer q.recvMu.Unlock()
+	home := q.home.Load()
+	home.mu.Lock()
+	err := q.transport.Modify(q.device.options.Clock(), a, mask)
+	home.mu.Unlock()
+	home.drive(driveBriefly) // completions that the change made wake who waits for them
+	return err
+}
+
+// move brings a QP that has not been in RTR to its home.
+func (q *QP) move(to *Shard) {
+	from := q.home.Load()
+	from.mu.Lock()
+	from.engine.Remove(q.transport)
+	q.transport.Attach(to.engine)
+	q.home.Store(to)
+	from.mu.Unlock()
+	q.config.SendCQ.addShard(to)
+	q.config.RecvCQ.addShard(to)
+}
+
+// Query returns the attributes as they are now, and the completion that brought the QP into the error state, if any.
+func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
+	q.control.Lock()
+	defer q.control.Unlock()
+	home := q.home.Load()
+	home.mu.Lock()
+	defer home.mu.Unlock()
+	return q.transport.Attributes(), q.vector, q.transport.Failure()
+}
+
+// Close destroys the QP. Its requests get no completions; those that are in the CQs already stay there. When it
+// returns, the engine touches none of the QP's buffers any more.
+func (q *QP) Close() error {
+	q.control.Lock()
+	defer q.control.Unlock()
+	if q.closed {
+		return ErrClosed
+	}
+	q.closed = true
+	if err := q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState); err != nil {
+		return err
+	}
+	q.device.release(q)
+	return nil
+}
+
+// Outstanding is the number of posted send requests that are not complete.
+func (q *QP) Outstanding() int {
+	q.sendMu.Lock()
+	defer q.sendMu.Unlock()
+	return q.send.Used()
+}

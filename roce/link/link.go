@@ -1,0 +1,139 @@
+// Package link is the seam between the transport and whatever carries its frames: an AF_XDP socket
+// (link/xdp), memory (link/mem), the device itself (link/loop).
+//
+// A Device is a port on an Ethernet network; a Queue is one of its receive and transmit pairs. All data
+// moves in batches and no call on the data path allocates.
+//
+// Life of a received frame: Receive lends frames to the caller; the caller reads (it may write, the bytes are
+// its own until then) and gives all of them back with Release.
+//
+// Life of a transmitted frame: Buffer lends the next free transmit buffer; the caller writes one whole frame
+// into it and Commits its length; Publish makes all committed frames visible to the carrier; Kick, which is
+// the only call that may enter the kernel, makes the carrier look. The buffer comes back by itself once the
+// frame is on its way. The carrier promises nothing: frames may be lost, duplicated and reordered.
+package link
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/xroce/xroce/roce"
+)
+
+// Frame is one Ethernet frame without its FCS, in one or more pieces. All protocol headers lie in the
+// first; the pieces belong to the queue and are lent from Receive until Release.
+type Frame struct {
+	Segments [][]byte
+}
+
+// Length is the number of bytes in all segments.
+func (f Frame) Length() int {
+	n := 0
+	for _, s := range f.Segments {
+		n += len(s)
+	}
+	return n
+}
+
+var (
+	// ErrClosed is returned by every call on a device or queue that was closed.
+	ErrClosed = errors.New("link: closed")
+	// ErrDown is returned when the network device is down or gone.
+	ErrDown = errors.New("link: network device is down")
+	// ErrNoNeighbour is returned by Resolve when an address has no route or no answering neighbour.
+	ErrNoNeighbour = errors.New("link: no neighbour")
+)
+
+// Queue is one receive and transmit pair of a Device.
+//
+// Receive, Release, Buffer, Commit and Publish belong to one goroutine at a time: the driver holds the
+// shard's lock around them. Kick, Pending, FD and Counters may be called at any time from any goroutine.
+type Queue interface {
+	// Receive fills frames with as many waiting frames as there are and returns their number. It
+	// never blocks. The frames are valid until Release.
+	Receive(frames []Frame) int
+	// Release gives back all frames that Receive has lent.
+	Release()
+
+	// Buffer returns the next free transmit buffer, large enough for any frame the device carries,
+	// or nil if none is free. Without a Commit in between it returns the same buffer again.
+	Buffer() []byte
+	// Commit queues the first length bytes of the buffer that Buffer returned last.
+	Commit(length int)
+	// Publish makes all committed frames visible to the carrier.
+	Publish()
+
+	// Kick makes the carrier look at what was published; it may enter the kernel and is therefore
+	// called without any lock. It returns true when frames are left and it is worth calling again.
+	Kick() (again bool, err error)
+	// Pending says whether published frames wait for a Kick.
+	Pending() bool
+
+	// FD is a descriptor that poll(2) reports readable while frames wait, or -1 if there is none.
+	FD() int
+	// Counters returns the counts of this queue since it was opened.
+	Counters() Counters
+}
+
+// Counters are the counts of one queue, frames unless said otherwise.
+type Counters struct {
+	Received    uint64 // frames handed out by Receive
+	Transmitted uint64 // frames published
+	// ReceiveDropped counts frames that the carrier dropped before Receive could see them
+	// (no free receive buffer, ring full, frame too long for the buffers).
+	ReceiveDropped uint64
+	// TransmitDropped counts published frames that the carrier reported as not sent.
+	TransmitDropped uint64
+	// Kicks counts calls into the kernel, KickRetries those that asked to be repeated.
+	Kicks, KickRetries uint64
+	// InvalidDescriptors counts descriptors that the carrier refused; anything but 0 is a defect here.
+	InvalidDescriptors uint64
+}
+
+// Steering tells a Device which packets are this process's own; everything else stays with the host.
+type Steering struct {
+	// QPNs in [QPNBase, QPNBase + 1<<QPNBits) are delivered to the queues.
+	QPNBase roce.QPN
+	QPNBits uint8
+	// OwnGSI asks for packets to QP1 too.
+	OwnGSI bool
+}
+
+// Information describes a Device: what was asked of the carrier and what it gave.
+type Information struct {
+	Name   string // of the network device, "veth0"
+	Driver string // of the network device, "veth"; empty if unknown
+	Mode   string // how frames are carried, for people: "native+frags", "generic", "memory"
+	// ZeroCopy says that frames are not copied between carrier and buffers.
+	ZeroCopy bool
+}
+
+// Device is a port: an Ethernet address, some IP addresses, and queues. Except for the data-path calls on
+// its queues, all methods may be called concurrently.
+type Device interface {
+	Information() Information
+	HardwareAddr() roce.MAC
+	// MTU is the network device's present MTU in bytes, without the Ethernet header.
+	MTU() (int, error)
+	// MaximumFrame is the longest frame in bytes, Ethernet header included, that the queues carry.
+	MaximumFrame() int
+	// Addresses returns the unicast addresses that the network device has right now, in a stable
+	// order. The device's GID table is this list.
+	Addresses() ([]netip.Addr, error)
+	// Resolve finds the next hop from source towards destination and its Ethernet address. It waits
+	// for an answer of the neighbour as long as ctx allows.
+	Resolve(ctx context.Context, source, destination netip.Addr) (Neighbour, error)
+	// Steer makes the device deliver the packets that s describes. It replaces the previous steering.
+	Steer(s Steering) error
+	// Queues returns the device's queues, always the same ones.
+	Queues() []Queue
+	// Close releases everything. No data-path call may be under way.
+	Close() error
+}
+
+// Neighbour is the answer of Resolve.
+type Neighbour struct {
+	HardwareAddr roce.MAC
+	HopLimit     uint8 // from the route; 64 where it names none
+}

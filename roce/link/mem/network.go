@@ -1,0 +1,227 @@
+// Package mem is an Ethernet switch in memory: devices of one process exchange frames without a kernel.
+//
+// It is deterministic: with a manual clock, every run from the same seed delivers the same frames at the same
+// times, faults included. Without one it is live: frames arrive at once and any number of goroutines may use
+// it, which is what programs want that test their own verbs code without root.
+//
+// Way of a frame: Publish hands it to the network; Kick decides its fate (the intercept function first, then the
+// seeded faults) and puts it into the queue of the device whose address it carries, now or when the clock
+// reaches its time of arrival; Receive lends it to the reader, Release returns its buffer to the pool.
+package mem
+
+import (
+	"container/heap"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/xroce/xroce/roce"
+)
+
+// Faults are the odds, 0 to 1, of what may happen to a frame.
+type Faults struct {
+	Drop, Duplicate, Reorder, Corrupt float64
+}
+
+// Verdict is what an intercept function decides about a frame.
+type Verdict struct {
+	Drop      bool
+	Duplicate bool
+	// Delay is added to the time of arrival. It needs a manual clock.
+	Delay time.Duration
+}
+
+// Options describe a network; the zero value is a live one without faults.
+type Options struct {
+	Seed   uint64
+	Faults Faults
+	// Manual gives the network a clock that stands still until AdvanceTo.
+	Manual bool
+	// Latency is the time from Kick to arrival on a manual clock; 0 means one microsecond.
+	Latency time.Duration
+	// Scatter delivers each frame to a random queue of its device instead of to the one that has the number of
+	// the sender's, which is how veth does it.
+	Scatter bool
+	// Intercept, if not nil, sees every frame before the faults do. packet is nil if the frame is not RoCE.
+	// It runs under the network's lock and must not call into the network.
+	Intercept func(frame []byte, packet *roce.Packet) Verdict
+	// Tap, if not nil, sees every frame that is delivered, in order of delivery, under the same rule.
+	Tap func(at time.Duration, frame []byte)
+}
+
+// Network is a switch.
+type Network struct {
+	options Options
+
+	mu      sync.Mutex
+	random  *rand.Rand
+	now     time.Duration
+	devices map[roce.MAC]*Device
+	flight  arrivals
+	order   uint64
+	held    arrival // a reordered frame of a live network: it arrives behind the next one
+	pool    [][]byte
+	packet  roce.Packet
+}
+
+// NewNetwork makes a network.
+func NewNetwork(o Options) *Network {
+	if o.Latency == 0 {
+		o.Latency = time.Microsecond
+	}
+	return &Network{
+		options: o,
+		random:  rand.New(rand.NewPCG(o.Seed, 0x6c696e6b)),
+		devices: make(map[roce.MAC]*Device),
+		now:     time.Nanosecond,
+	}
+}
+
+// SetFaults changes the odds from now on.
+func (n *Network) SetFaults(f Faults) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.options.Faults = f
+}
+
+// SetIntercept replaces the intercept function.
+func (n *Network) SetIntercept(f func(frame []byte, packet *roce.Packet) Verdict) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.options.Intercept = f
+}
+
+// Now is the reading of the manual clock.
+func (n *Network) Now() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.now
+}
+
+// NextArrival is when the next frame in flight arrives.
+func (n *Network) NextArrival() (time.Duration, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.flight) == 0 {
+		return 0, false
+	}
+	return n.flight[0].at, true
+}
+
+// AdvanceTo sets the manual clock and delivers what arrives until then.
+func (n *Network) AdvanceTo(t time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for len(n.flight) > 0 && n.flight[0].at <= t {
+		a := heap.Pop(&n.flight).(*arrival)
+		n.now = max(n.now, a.at)
+		n.deliver(a.frame, a.queue)
+	}
+	n.now = max(n.now, t)
+}
+
+// bufferSize holds the largest frame: path MTU 4096 and all headers.
+const bufferSize = 4608
+
+func (n *Network) buffer() []byte {
+	if last := len(n.pool) - 1; last >= 0 {
+		b := n.pool[last]
+		n.pool = n.pool[:last]
+		return b[:bufferSize]
+	}
+	return make([]byte, bufferSize)
+}
+
+func (n *Network) recycle(b []byte) { n.pool = append(n.pool, b[:bufferSize]) }
+
+// send decides the fate of a frame. The network owns its buffer from here on.
+func (n *Network) send(frame []byte, queue int) {
+	var v Verdict
+	if n.options.Intercept != nil {
+		p := &n.packet
+		if p.Parse([][]byte{frame}) != roce.DropNone {
+			p = nil
+		}
+		v = n.options.Intercept(frame, p)
+	}
+	f := n.options.Faults
+	if v.Drop || n.chance(f.Drop) {
+		n.recycle(frame)
+		return
+	}
+	if v.Duplicate || n.chance(f.Duplicate) {
+		twin := append(n.buffer()[:0], frame...)
+		n.schedule(twin, queue, v.Delay, false)
+	}
+	if n.chance(f.Corrupt) {
+		frame[n.random.IntN(len(frame))] ^= byte(1 + n.random.IntN(255))
+	}
+	n.schedule(frame, queue, v.Delay, n.chance(f.Reorder))
+}
+
+func (n *Network) chance(p float64) bool { return p > 0 && n.random.Float64() < p }
+
+// schedule sends a frame on its way; late says that others shall overtake it.
+func (n *Network) schedule(frame []byte, queue int, delay time.Duration, late bool) {
+	if n.options.Manual {
+		a := &arrival{frame: frame, queue: queue, order: n.order, at: n.now + n.options.Latency + delay}
+		n.order++
+		if late {
+			a.at += time.Duration(1 + n.random.Int64N(int64(20*n.options.Latency)))
+		}
+		heap.Push(&n.flight, a)
+		return
+	}
+	if late && n.held.frame == nil {
+		n.held = arrival{frame: frame, queue: queue}
+		return
+	}
+	n.deliver(frame, queue)
+	if held := n.held; held.frame != nil {
+		n.held = arrival{}
+		n.deliver(held.frame, held.queue)
+	}
+}
+
+// deliver puts a frame into the queue of the device that it is addressed to.
+func (n *Network) deliver(frame []byte, queue int) {
+	var to roce.MAC
+	copy(to[:], frame)
+	d := n.devices[to]
+	if d == nil {
+		n.recycle(frame)
+		return
+	}
+	if n.options.Tap != nil {
+		n.options.Tap(n.now, frame)
+	}
+	q := d.queues[queue%len(d.queues)]
+	if n.options.Scatter {
+		q = d.queues[n.random.IntN(len(d.queues))]
+	}
+	q.arrive(frame)
+}
+
+// arrival is a frame on its way.
+type arrival struct {
+	frame []byte
+	queue int // of the sender
+	at    time.Duration
+	order uint64
+}
+
+type arrivals []*arrival
+
+func (h arrivals) Len() int { return len(h) }
+func (h arrivals) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].order < h[j].order
+}
+func (h arrivals) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *arrivals) Push(x any)   { *h = append(*h, x.(*arrival)) }
+func (h *arrivals) Pop() any {
+	last := len(*h) - 1
+	a := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return a
+}

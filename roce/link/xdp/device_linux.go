@@ -1,0 +1,349 @@
+package xdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/internal/netns"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/xsk"
+)
+
+// carrierDeadline bounds the wait for a NIC that bounces its link when a program is attached.
+const carrierDeadline = 10 * time.Second
+
+// Device is a link.Device on a Linux network device.
+type Device struct {
+	netdev  resolver
+	options Options
+	driver  string
+	rung    bpf.Rung
+
+	program *bpf.Program
+	sockets []*queue
+	queues  []link.Queue
+	watcher *watcher
+
+	closing atomic.Bool
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+
+	mu    sync.Mutex // guards state, and is held while the maps of the program change
+	state netdevState
+}
+
+var _ link.Device = (*Device)(nil)
+
+// Open makes a device of the network device that name names: sockets on its queues and the XDP program. It needs
+// root, or CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN to enter another namespace. No packet
+// is delivered before Steer. Open takes up to a second longer if a queue is still being given up by another
+// socket, and waits for the carrier of a NIC that loses it when a program is attached.
+//
+// Errors that are due to the machine or the options match IsEnvironment, and nothing is left behind.
+func Open(name string, o Options) (*Device, error) {
+	var d *Device
+	err := o.validate()
+	if err == nil {
+		err = inNamespace(o.NetNS, func() (err error) { d, err = open(name, o); return err })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, classify(err))
+	}
+	return d, nil
+}
+
+// inNamespace runs f in the network namespace that path names, or in that of the calling thread.
+func inNamespace(path string, f func() error) error {
+	if path == "" {
+		return f()
+	}
+	namespace, err := netns.Open(path)
+	if err != nil {
+		return fmt.Errorf("%w: network namespace: %w", ErrInvalidOptions, err)
+	}
+	defer namespace.Close()
+	return namespace.Do(f)
+}
+
+// open runs in the namespace of the device. All that is bound to it is made here.
+func open(name string, o Options) (*Device, error) {
+	sockets, err := openNetlink()
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name}}
+	d.life, d.end = context.WithCancel(context.Background())
+	if err := d.open(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Device) open() error {
+	attributes, err := d.netdev.find(d.netdev.name)
+	if err != nil {
+		return err
+	}
+	d.netdev.index, d.netdev.name = attributes.Index, attributes.Name // name may be an alternative one
+	if err := suitable(attributes); err != nil {
+		return err
+	}
+	receive, transmit, err := xsk.ChannelCount(d.netdev.index)
+	if err != nil {
+		return err
+	}
+	count, err := chooseQueues(d.netdev.name, receive, transmit, d.options.Queues)
+	if err != nil {
+		return err
+	}
+	d.driver = driverName(d.netdev.name)
+	d.program, err = bpf.Load(bpf.Options{Queues: receive, MAC: macOf(attributes.HardwareAddr)})
+	if err != nil {
+		return err
+	}
+	// Where a program is attached already, trying to attach says whose it is. Its sockets would only say,
+	// after a while, that a queue is taken.
+	if hasProgram(attributes) {
+		if err := d.attach(); err != nil {
+			return err
+		}
+	}
+	for number := range count {
+		socket, err := xsk.Open(d.options.socket(d.netdev.index, number))
+		if err != nil {
+			return err
+		}
+		q := newQueue(socket, d.netdev.name, &d.closing)
+		d.sockets = append(d.sockets, q)
+		d.queues = append(d.queues, q)
+	}
+	if d.program.Attachment() == nil {
+		if err := d.attach(); err != nil {
+			return err
+		}
+	}
+	for number, q := range d.sockets {
+		if err := d.program.RegisterSocket(number, q.socket.FD()); err != nil {
+			return err
+		}
+	}
+	// Changes from here on are seen, so that none is missed.
+	if d.watcher, err = newWatcher(d.netdev.index, d.refresh); err != nil {
+		return err
+	}
+	if err := d.refresh(); err != nil {
+		return err
+	}
+	if isRunning(attributes) {
+		return d.awaitCarrier()
+	}
+	return nil
+}
+
+// suitable says why a device cannot carry RoCE at present.
+func suitable(a *netlink.LinkAttrs) error {
+	switch {
+	case a.RawFlags&unix.IFF_LOOPBACK != 0:
+		return fmt.Errorf("%w: %s is a loopback device, which AF_XDP does not serve", ErrUnsuitable, a.Name)
+	case a.EncapType != "ether" || macOf(a.HardwareAddr) == (roce.MAC{}):
+		return fmt.Errorf("%w: %s is no Ethernet device but of type %s", ErrUnsuitable, a.Name, a.EncapType)
+	case a.RawFlags&unix.IFF_UP == 0:
+		return fmt.Errorf("%w (ip link set %s up)", link.ErrDown, a.Name)
+	}
+	if _, ok := roce.ActiveMTU(a.MTU); !ok {
+		return fmt.Errorf("%w: MTU %d of %s is too small, the smallest path MTU of 256 bytes needs %d",
+			ErrUnsuitable, a.MTU, a.Name, roce.MTU256.Bytes()+roce.MTUOverhead)
+	}
+	return nil
+}
+
+func hasProgram(a *netlink.LinkAttrs) bool { return a.Xdp != nil && a.Xdp.Attached }
+
+// chooseQueues returns how many queues of a device to use; asked is 0 for all.
+func chooseQueues(name string, receive, transmit, asked int) (int, error) {
+	have := fmt.Sprintf("%s has %d receive and %d transmit queues in use (ethtool -L %[1]s changes that)",
+		name, receive, transmit)
+	switch {
+	case asked > min(receive, transmit):
+		return 0, fmt.Errorf("%w: %d queues asked for, but %s", ErrInvalidOptions, asked, have)
+	case asked > 0:
+		return asked, nil
+	case receive > transmit:
+		return 0, fmt.Errorf("%w: %s, and each receive queue needs a transmit queue", ErrUnsuitable, have)
+	}
+	return receive, nil
+}
+
+// attach attaches the program, and checks that the rung serves the options.
+func (d *Device) attach() error {
+	attachment, err := bpf.Attach(d.program, d.netdev.index, d.options.Mode)
+	if err != nil {
+		return err
+	}
+	d.rung = attachment.Rung()
+	if d.options.MultiBuffer && !d.rung.Frags() {
+		return fmt.Errorf("%w: frames of several buffers on %s, whose best rung is %v: %v",
+			ErrNotSupported, d.netdev.name, d.rung, attachment.Skipped())
+	}
+	return nil
+}
+
+// awaitCarrier waits until the device is running again.
+func (d *Device) awaitCarrier() error {
+	for deadline := time.Now().Add(carrierDeadline); ; time.Sleep(time.Millisecond) {
+		if _, err := d.MTU(); !errors.Is(err, link.ErrDown) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// refresh asks for the state of the network device and has the program follow it.
+func (d *Device) refresh() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	state, err := d.netdev.state(d.netdev.index, d.netdev.name)
+	if errors.Is(err, link.ErrDown) {
+		d.state.up, d.state.addresses = false, nil
+		return errors.Join(err, d.program.SetAddresses(nil))
+	} else if err != nil {
+		return err
+	}
+	if state.mac != d.state.mac {
+		if err := d.program.SetMAC(state.mac); err != nil {
+			return err
+		}
+	}
+	if !slices.Equal(state.addresses, d.state.addresses) {
+		if err := d.program.SetAddresses(state.addresses); err != nil {
+			return fmt.Errorf("addresses of %s: %w", d.netdev.name, err)
+		}
+	}
+	d.state = state
+	return nil
+}
+
+// Information describes the device.
+func (d *Device) Information() link.Information {
+	copying := slices.ContainsFunc(d.sockets, func(q *queue) bool { return !q.zeroCopy })
+	return link.Information{Name: d.netdev.name, Driver: d.driver, Mode: d.rung.String(), ZeroCopy: !copying}
+}
+
+// HardwareAddr returns the present Ethernet address of the network device.
+func (d *Device) HardwareAddr() roce.MAC {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state.mac
+}
+
+// MTU asks for the present MTU. A device that is down or without carrier gives its MTU and link.ErrDown, one
+// that is gone 0 and link.ErrDown.
+func (d *Device) MTU() (int, error) {
+	if err := d.refresh(); err != nil {
+		return 0, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.state.up {
+		return d.state.mtu, fmt.Errorf("%w: %s", link.ErrDown, d.netdev.name)
+	}
+	return d.state.mtu, nil
+}
+
+// MaximumFrame is the longest frame in bytes that the buffers and the network device carry at present. The
+// buffers take 3840 bytes, which suffices for path MTU 2048, and with Options.MultiBuffer 7680.
+func (d *Device) MaximumFrame() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return min(d.options.maximumFrame(), d.state.mtu+ethernetHeader)
+}
+
+// Addresses asks for the unicast addresses of the network device: ascending, IPv4 before IPv6, link-local ones
+// last and without a zone. IPv6 addresses found to be duplicates are left out. It needs no call for packets to
+// new addresses to be delivered, nor for those to removed ones to stop.
+func (d *Device) Addresses() ([]netip.Addr, error) {
+	if err := d.refresh(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.state.addresses), nil
+}
+
+// Resolve finds the Ethernet address for packets from source to destination, over this network device only.
+// An invalid source leaves its choice to the routes. Multicast destinations need no answer. Link-local
+// addresses may carry the zone of this device. Errors match link.ErrNoNeighbour where there is no route over this
+// device or no answer while ctx lasted, and then ctx.Err() too.
+func (d *Device) Resolve(ctx context.Context, source, destination netip.Addr) (link.Neighbour, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.life, cancel)()
+	neighbour, err := d.netdev.resolve(ctx, source, destination)
+	if err != nil && d.closing.Load() {
+		err = link.ErrClosed
+	}
+	return neighbour, err
+}
+
+// Queues returns the queues, queue i of the network device at index i.
+func (d *Device) Queues() []link.Queue { return slices.Clone(d.queues) }
+
+// SteeringCounters counts the frames that the network device has received since Open, by what became of them.
+func (d *Device) SteeringCounters() ([]SteeringCounter, error) {
+	counters, err := d.program.Counters()
+	if d.closing.Load() {
+		return nil, link.ErrClosed
+	}
+	return counters, err
+}
+
+// Close gives everything back: the sockets before the program, so that nothing is redirected to a socket that is
+// going away, and a driver has let go of the buffers before they are unmapped. Closing twice is allowed.
+func (d *Device) Close() error {
+	if d.closing.Swap(true) {
+		return nil
+	}
+	d.end()
+	var failures []error
+	if d.watcher != nil {
+		d.watcher.close()
+	}
+	for _, q := range d.sockets {
+		failures = append(failures, q.close())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.program != nil {
+		if attachment := d.program.Attachment(); attachment != nil {
+			failures = append(failures, attachment.Close())
+		}
+		failures = append(failures, d.program.Close())
+	}
+	d.netdev.close()
+	return errors.Join(failures...)
+}
+
+// driverName asks for the name of the driver (ethtool -i), in the namespace of the calling thread. It is empty
+// for a driver that does not tell.
+func driverName(device string) string {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(socket)
+	information, err := unix.IoctlGetEthtoolDrvinfo(socket, device)
+	if err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(information.Driver[:])
+}

@@ -1,0 +1,357 @@
+package xdp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	ebpflink "github.com/cilium/ebpf/link"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+
+	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/netns"
+	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/xsk"
+)
+
+// requireFails opens a device that cannot be opened and compares the error, and that nothing is left.
+func requireFails(t *testing.T, name string, o Options, kind error, words ...string) {
+	t.Helper()
+	before := descriptors(t)
+	_, err := Open(name, o)
+	require.ErrorIs(t, err, kind)
+	for _, w := range words {
+		require.ErrorContains(t, err, w)
+	}
+	require.True(t, IsEnvironment(err))
+	require.NotContains(t, err.Error(), "\n", "one line")
+	require.Equal(t, before, descriptors(t))
+	t.Log(err)
+}
+
+func TestOpenErrors(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{Queues: 2})
+	path := p.A.Namespace.Path()
+	requireFails(t, "eth7", Options{NetNS: path}, ErrNoDevice, "open eth7: no such network device")
+	requireFails(t, "a-name-longer-than-any-device", Options{NetNS: path}, ErrNoDevice)
+	requireFails(t, "", Options{NetNS: path}, ErrNoDevice)
+	requireFails(t, "lo", Options{NetNS: path}, ErrUnsuitable, "lo is a loopback device")
+	requireFails(t, "veth0", Options{NetNS: path, Queues: 3}, ErrInvalidOptions,
+		"3 queues asked for, but veth0 has 2 receive and 2 transmit queues")
+	requireFails(t, "veth0", Options{NetNS: path, Copy: ZeroCopy}, ErrNotSupported, "zero copy")
+	requireFails(t, "veth0", Options{NetNS: "/run/netns/absent"}, ErrInvalidOptions, "/run/netns/absent")
+	requireFails(t, "veth0", Options{NetNS: "/proc/self/ns/uts"}, ErrInvalidOptions, "/proc/self/ns/uts")
+	for _, o := range []Options{
+		{Mode: 9}, {Copy: 9}, {Queues: -1}, {ReceiveFrames: -1}, {TransmitFrames: -1}, {ReceiveFrames: 1<<20 + 1},
+		{TransmitFrames: 3, MultiBuffer: true},
+	} {
+		requireFails(t, "veth0", o, ErrInvalidOptions)
+	}
+
+	inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetMTU(device, 351)) })
+	requireFails(t, "veth0", Options{NetNS: path}, ErrUnsuitable, "MTU 351 of veth0 is too small", "352")
+	inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
+	requireFails(t, "veth0", Options{NetNS: path}, link.ErrDown, "ip link set veth0 up")
+}
+
+func TestOpenNotEthernet(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	inside(t, p.A, func(h *netlink.Handle, _ netlink.Link) {
+		tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN}
+		if err := h.LinkAdd(tun); err != nil {
+			t.Skip("no tun device here: ", err)
+		}
+		require.NoError(t, h.LinkSetUp(tun))
+	})
+	requireFails(t, "tun0", Options{NetNS: p.A.Namespace.Path()}, ErrUnsuitable, "tun0 is no Ethernet device")
+}
+
+// A native program without frags cannot serve a large MTU on veth (drivers/net/veth.c, veth_xdp_set).
+func TestLargeMTUNeedsFrags(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{MTU: 9000})
+	d := openEnd(t, p.A, Options{})
+	require.Equal(t, "native+frags", d.Information().Mode)
+}
+
+func TestOpenMoreTransmitQueuesAtThePeer(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{Queues: 2})
+	inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.Equal(t, 2, device.Attrs().NumRxQueues) })
+	require.NoError(t, setChannels(t, p.A, 1, 2))
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path(), Mode: ModeNative}, ErrUnsuitable, "queues")
+	d := openEnd(t, p.A, Options{})
+	require.Equal(t, "generic+frags", d.Information().Mode, "generic mode does not mind")
+	require.NoError(t, d.Close())
+
+	require.NoError(t, setChannels(t, p.A, 2, 1))
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrUnsuitable,
+		"veth0 has 2 receive and 1 transmit queues in use")
+}
+
+// attachForeign attaches an XDP program of somebody else.
+func attachForeign(t *testing.T, e netlab.End) (detach func()) {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "somebody_else", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* XDP_PASS */), asm.Return()},
+	})
+	require.NoError(t, err)
+	var attached ebpflink.Link
+	require.NoError(t, e.Namespace.Do(func() (err error) {
+		attached, err = ebpflink.AttachXDP(ebpflink.XDPOptions{Program: program, Interface: e.Index})
+		return err
+	}))
+	return func() {
+		require.NoError(t, attached.Close())
+		require.NoError(t, program.Close())
+	}
+}
+
+func TestForeignProgram(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	detach := attachForeign(t, p.A)
+	start := time.Now()
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "somebody_else", "id ", "veth0")
+	require.Less(t, time.Since(start), time.Second, "no waiting")
+	port, err := Probe("veth0", ProbeOptions{NetNS: p.A.Namespace.Path(), Attach: true})
+	require.NoError(t, err)
+	require.ErrorIs(t, port.Obstacle, ErrTaken)
+	require.ErrorContains(t, port.Obstacle, "somebody_else, id ")
+	require.Nil(t, port.Obtained)
+	detach()
+	openEnd(t, p.A, Options{})
+}
+
+func TestOpenTwice(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	openEnd(t, p.A, Options{})
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "xdp_roce")
+}
+
+func TestQueueTaken(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{Queues: 2})
+	var socket *xsk.Socket
+	require.NoError(t, p.A.Namespace.Do(func() (err error) {
+		socket, err = xsk.Open(xsk.Options{Interface: p.A.Index, Queue: 1})
+		return err
+	}))
+	defer socket.Close()
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "queue 1", "taken")
+	require.False(t, attached(t, p.A), "nothing is left attached")
+	d := openEnd(t, p.A, Options{Queues: 1})
+	require.Len(t, d.Queues(), 1)
+}
+
+func attached(t *testing.T, e netlab.End) (yes bool) {
+	t.Helper()
+	inside(t, e, func(_ *netlink.Handle, device netlink.Link) { yes = hasProgram(device.Attrs()) })
+	return yes
+}
+
+func TestReopenManyTimesWithoutLeak(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	path := p.A.Namespace.Path()
+	before := descriptors(t)
+	start := time.Now()
+	for i := range 30 {
+		d, err := Open("veth0", Options{NetNS: path, Mode: Mode(i % 3)})
+		require.NoError(t, err)
+		require.True(t, attached(t, p.A))
+		require.NoError(t, d.Steer(steering))
+		require.NoError(t, d.Close())
+		require.NoError(t, d.Close())
+		require.False(t, attached(t, p.A))
+	}
+	t.Logf("30 times in %v", time.Since(start))
+	require.Equal(t, before, descriptors(t))
+	goleak.VerifyNone(t)
+}
+
+func TestEverythingAfterClose(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	d := openEnd(t, p.A, Options{})
+	require.NoError(t, d.Close())
+	_, err := d.MTU()
+	require.ErrorIs(t, err, link.ErrClosed)
+	_, err = d.Addresses()
+	require.ErrorIs(t, err, link.ErrClosed)
+	_, err = d.Resolve(t.Context(), p.A.IPv4(), p.B.IPv4())
+	require.ErrorIs(t, err, link.ErrClosed)
+	require.ErrorIs(t, d.Steer(steering), link.ErrClosed)
+	_, err = d.SteeringCounters()
+	require.ErrorIs(t, err, link.ErrClosed)
+	q := d.Queues()[0]
+	require.Zero(t, q.Receive(make([]link.Frame, 1)))
+	q.Release()
+	require.Nil(t, q.Buffer())
+	q.Commit(60)
+	q.Publish()
+	require.False(t, q.Pending())
+	_, err = q.Kick()
+	require.ErrorIs(t, err, link.ErrClosed)
+	require.Equal(t, -1, q.FD())
+	require.Zero(t, q.Counters().InvalidDescriptors)
+}
+
+// Everything but the data path may be called while the device is being closed.
+func TestCloseWhileInUse(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	for range 5 {
+		d := openEnd(t, p.A, Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		calls := []func(){
+			func() { _, _ = d.MTU() },
+			func() { _, _ = d.Addresses() },
+			func() { _, _ = d.Resolve(ctx, p.A.IPv4(), p.B.IPv4()) },
+			func() { _ = d.Steer(steering) },
+			func() { _, _ = d.HardwareAddr(), d.MaximumFrame() },
+			func() { _ = d.Information() },
+			func() { q := d.Queues()[0]; _, _ = q.Kick(); _ = q.Pending(); _ = q.Counters() },
+		}
+		for _, call := range calls {
+			go func() {
+				for ctx.Err() == nil {
+					call()
+				}
+				ended <- struct{}{}
+			}()
+		}
+		time.Sleep(5 * time.Millisecond)
+		require.NoError(t, d.Close())
+		cancel()
+		for range calls {
+			<-ended
+		}
+	}
+}
+
+// child is what the test binary does when a test has started it: open the device veth0 of its namespace, say
+// "open" or what went wrong, and wait to be killed.
+func child(role string) {
+	d, err := Open("veth0", Options{})
+	if err != nil {
+		fmt.Printf("environment=%v: %v\n", IsEnvironment(err), err)
+		return
+	}
+	if role == "hold" {
+		if err := d.Steer(steering); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("open")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// startChild starts the test binary inside a namespace and returns the line that it says.
+func startChild(t *testing.T, n *netns.Namespace, attributes *syscall.SysProcAttr) (*exec.Cmd, string) {
+	t.Helper()
+	// By this name everybody may run the test binary, whoever may reach the directory that it lies in.
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "XDP_TEST_CHILD=hold")
+	cmd.SysProcAttr = attributes
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { in.Close() })
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, n.Start(cmd))
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	return cmd, strings.TrimSpace(line)
+}
+
+func TestKillLeavesNothing(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	for range 3 {
+		cmd, line := startChild(t, p.A.Namespace, nil)
+		require.Equal(t, "open", line)
+		require.True(t, attached(t, p.A))
+		requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "xdp_roce")
+		require.NoError(t, cmd.Process.Kill())
+		var exit *exec.ExitError
+		require.ErrorAs(t, cmd.Wait(), &exit)
+		require.Eventually(t, func() bool { return !attached(t, p.A) }, soon, time.Millisecond)
+		d, err := Open("veth0", Options{NetNS: p.A.Namespace.Path()})
+		require.NoError(t, err, "the device can be opened at once")
+		require.NoError(t, d.Close())
+	}
+}
+
+func TestWithoutPrivileges(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	nobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	_, line := startChild(t, p.A.Namespace, nobody)
+	require.Contains(t, line, "environment=true: open veth0: ")
+	require.Contains(t, line, "CAP_BPF")
+	require.Contains(t, line, "CAP_NET_ADMIN")
+	t.Log(line)
+}
+
+func TestProbe(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{MTU: 4200, Queues: 2})
+	o := ProbeOptions{NetNS: p.A.Namespace.Path()}
+	port, err := Probe("veth0", o)
+	require.NoError(t, err)
+	require.Equal(t, Port{
+		Name: "veth0", Index: p.A.Index, Driver: "veth", HardwareAddr: macOf(p.A.HardwareAddr), Running: true,
+		MTU: 4200, ActiveMTU: 5, Queues: 2,
+		Addresses:   []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
+		Rungs:       port.Rungs,
+		ZeroCopy:    !port.DriverTells,
+		DriverTells: port.DriverTells,
+	}, port)
+	require.Equal(t, "[native+frags native generic+frags generic]", fmt.Sprint(port.Rungs))
+	require.False(t, attached(t, p.A))
+
+	o.Attach = true
+	port, err = Probe("veth0", o)
+	require.NoError(t, err)
+	require.NoError(t, port.Obstacle)
+	require.Equal(t, &link.Information{Name: "veth0", Driver: "veth", Mode: "native+frags"}, port.Obtained)
+	require.False(t, attached(t, p.A))
+
+	_, err = Probe("eth7", o)
+	require.ErrorIs(t, err, ErrNoDevice)
+	_, err = Probe("veth0", ProbeOptions{NetNS: "/run/netns/absent"})
+	require.ErrorIs(t, err, ErrInvalidOptions)
+}
+
+func TestList(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	second, err := netlab.Join(p.A.Namespace, p.B.Namespace, netlab.PairOptions{})
+	require.NoError(t, err)
+	defer second.Close()
+	inside(t, second.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
+	ports, err := List(ProbeOptions{NetNS: p.A.Namespace.Path()})
+	require.NoError(t, err)
+	require.Len(t, ports, 3)
+	require.Equal(t, "lo", ports[0].Name)
+	require.ErrorIs(t, ports[0].Obstacle, ErrUnsuitable)
+	require.Equal(t, []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, ports[0].Addresses)
+	require.Equal(t, "veth0", ports[1].Name)
+	require.NoError(t, ports[1].Obstacle)
+	require.Equal(t, "veth1", ports[2].Name)
+	require.ErrorIs(t, ports[2].Obstacle, link.ErrDown)
+	require.False(t, ports[2].Running)
+}
+
+func TestIsEnvironment(t *testing.T) {
+	require.False(t, IsEnvironment(nil))
+	require.False(t, IsEnvironment(errors.New("a defect")))
+	require.False(t, IsEnvironment(link.ErrClosed))
+	require.True(t, IsEnvironment(fmt.Errorf("open veth0: %w", classify(&xsk.Error{Kind: xsk.ErrQueueBusy}))))
+}

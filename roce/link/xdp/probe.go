@@ -1,0 +1,46 @@
+package xdp
+
+import (
+	"net/netip"
+
+	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link"
+)
+
+// Rung is one way in which the XDP program can be attached, see the constants in package bpf.
+type Rung = bpf.Rung
+
+// ProbeOptions of Probe and List. The zero value works.
+type ProbeOptions struct {
+	// NetNS is as in Options.
+	NetNS string
+	// Attach has each device that could serve opened for a moment, which tells for sure. It can bounce the link of
+	// a NIC, and takes RoCE packets away from the kernel meanwhile. Without it nothing is changed.
+	Attach bool
+}
+
+// Port is what Probe and List say about a network device.
+type Port struct {
+	Name         string
+	Index        int
+	Driver       string // "veth"; empty if unknown
+	HardwareAddr roce.MAC
+	Running      bool     // up, and with carrier
+	MTU          int      // bytes, without the Ethernet header
+	ActiveMTU    roce.MTU // the largest path MTU, 0 if there is none
+	Queues       int      // receive queues in use
+	Addresses    []netip.Addr
+
+	// Rungs are those that Open would try in ModeAuto, best first, without those that the driver does not
+	// offer. DriverTells says that kernel and driver do tell what is offered (Linux 6.3); otherwise
+	// Rungs and ZeroCopy are only what is possible.
+	Rungs       []Rung
+	ZeroCopy    bool
+	DriverTells bool
+
+	// Obstacle says why Open would fail; nil if nothing speaks against the device.
+	Obstacle error
+	// Obtained is what Open got; nil without ProbeOptions.Attach or with an Obstacle.
+	Obtained *link.Information
+}

@@ -1,0 +1,201 @@
+package xdp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/xsk"
+)
+
+// Probe says whether a network device can serve, and if not, why. The error is about the question, not the device:
+// ErrNoDevice, or a namespace that cannot be entered.
+func Probe(name string, o ProbeOptions) (Port, error) {
+	var port Port
+	err := probing(o, func(n *netlinkSockets) error {
+		attributes, err := n.find(name)
+		if err != nil {
+			return err
+		}
+		port, err = n.probe(attributes, o)
+		return err
+	})
+	if err != nil {
+		return Port{}, fmt.Errorf("probe %s: %w", name, classify(err))
+	}
+	return port, nil
+}
+
+// List probes all network devices, in the order of their index.
+func List(o ProbeOptions) ([]Port, error) {
+	var ports []Port
+	err := probing(o, func(n *netlinkSockets) error {
+		devices, err := n.all()
+		if err != nil {
+			return err
+		}
+		for _, attributes := range devices {
+			port, err := n.probe(attributes, o)
+			if errors.Is(err, ErrNoDevice) {
+				continue // deleted meanwhile
+			} else if err != nil {
+				return err
+			}
+			ports = append(ports, port)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", classify(err))
+	}
+	return ports, nil
+}
+
+// probing runs f with netlink sockets in the namespace of o.
+func probing(o ProbeOptions, f func(*netlinkSockets) error) error {
+	return inNamespace(o.NetNS, func() error {
+		n, err := openNetlink()
+		if err != nil {
+			return err
+		}
+		defer n.close()
+		return f(n)
+	})
+}
+
+func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, error) {
+	port := Port{
+		Name: a.Name, Index: a.Index, Driver: driverName(a.Name), HardwareAddr: macOf(a.HardwareAddr),
+		Running: isRunning(a), MTU: a.MTU, Obstacle: suitable(a),
+	}
+	var err error
+	if port.Addresses, err = n.addresses(&netlink.Device{LinkAttrs: *a}); err != nil {
+		return Port{}, err
+	}
+	port.ActiveMTU, _ = roce.ActiveMTU(a.MTU)
+	receive, transmit, err := xsk.ChannelCount(a.Index)
+	if errors.Is(err, unix.ENODEV) {
+		return Port{}, fmt.Errorf("%w: %s", ErrNoDevice, a.Name)
+	} else if err != nil {
+		return Port{}, err
+	}
+	port.Queues = receive
+	if port.Obstacle != nil {
+		return port, nil
+	}
+	features := n.features(a.Index)
+	port.Rungs, port.ZeroCopy, port.DriverTells = features.rungs(), features.zeroCopy(), features.known
+	if _, port.Obstacle = chooseQueues(a.Name, receive, transmit, 0); port.Obstacle != nil {
+		return port, nil
+	}
+	if hasProgram(a) {
+		port.Obstacle = fmt.Errorf("%w: %s has XDP program %s", ErrTaken, a.Name, programName(a.Xdp.ProgId))
+		return port, nil
+	}
+	if o.Attach {
+		port.attach()
+	}
+	return port, nil
+}
+
+// attach opens the device for a moment, in the namespace of the calling thread.
+func (p *Port) attach() {
+	device, err := Open(p.Name, Options{})
+	if err != nil {
+		p.Obstacle = err
+		return
+	}
+	information := device.Information()
+	if p.Obstacle = device.Close(); p.Obstacle == nil {
+		p.Obtained = &information
+	}
+}
+
+// programName returns name and id of a program, and the id alone if it may not be looked at.
+func programName(id uint32) string {
+	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
+	if err != nil {
+		return fmt.Sprintf("id %d", id)
+	}
+	defer program.Close()
+	information, err := program.Info()
+	if err != nil {
+		return fmt.Sprintf("id %d", id)
+	}
+	return fmt.Sprintf("%s, id %d", information.Name, id)
+}
+
+// xdpFeatures is what a driver says it can do for XDP.
+type xdpFeatures struct {
+	known bool
+	flags uint64
+}
+
+// Of the generic netlink family "netdev" (include/uapi/linux/netdev.h).
+const (
+	netdevCommandDeviceGet   = 1
+	netdevAttributeIndex     = 1
+	netdevAttributeFeatures  = 3
+	netdevActBasic           = 1 << 0
+	netdevActRedirect        = 1 << 1
+	netdevActZeroCopy        = 1 << 3
+	netdevActReceiveSegments = 1 << 5
+)
+
+// features asks what the driver of a device offers. Kernels before 6.3 do not know.
+func (n *netlinkSockets) features(index int) xdpFeatures {
+	request := nl.NewNetlinkRequest(nl.GENL_ID_CTRL, 0)
+	request.AddData(&nl.Genlmsg{Command: nl.GENL_CTRL_CMD_GETFAMILY, Version: nl.GENL_CTRL_VERSION})
+	request.AddData(nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated("netdev")))
+	family, ok := n.attribute(request, nl.GENL_CTRL_ATTR_FAMILY_ID)
+	if !ok || len(family) < 2 {
+		return xdpFeatures{}
+	}
+	request = nl.NewNetlinkRequest(int(binary.NativeEndian.Uint16(family)), 0)
+	request.AddData(&nl.Genlmsg{Command: netdevCommandDeviceGet, Version: 1})
+	request.AddData(nl.NewRtAttr(netdevAttributeIndex, nl.Uint32Attr(uint32(index))))
+	flags, ok := n.attribute(request, netdevAttributeFeatures)
+	if !ok || len(flags) < 8 {
+		return xdpFeatures{}
+	}
+	return xdpFeatures{known: true, flags: binary.NativeEndian.Uint64(flags)}
+}
+
+// attribute makes a generic netlink request and returns one attribute of the answer.
+func (n *netlinkSockets) attribute(request *nl.NetlinkRequest, wanted uint16) ([]byte, bool) {
+	answers, err := n.execute(unix.NETLINK_GENERIC, request)
+	if err != nil || len(answers) != 1 || len(answers[0]) < nl.SizeofGenlmsg {
+		return nil, false
+	}
+	attributes, err := nl.ParseRouteAttr(answers[0][nl.SizeofGenlmsg:])
+	if err != nil {
+		return nil, false
+	}
+	for _, a := range attributes {
+		if a.Attr.Type == wanted {
+			return a.Value, true
+		}
+	}
+	return nil, false
+}
+
+// rungs returns the rungs of the ladder that are worth trying. Generic mode needs no driver.
+func (f xdpFeatures) rungs() (rungs []Rung) {
+	const native = netdevActBasic | netdevActRedirect
+	if !f.known || f.flags&(native|netdevActReceiveSegments) == native|netdevActReceiveSegments {
+		rungs = append(rungs, bpf.RungNativeFrags)
+	}
+	if !f.known || f.flags&native == native {
+		rungs = append(rungs, bpf.RungNative)
+	}
+	return append(rungs, bpf.RungGenericFrags, bpf.RungGeneric)
+}
+
+func (f xdpFeatures) zeroCopy() bool { return !f.known || f.flags&netdevActZeroCopy != 0 }

@@ -1,0 +1,174 @@
+package queue
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// WCStatus is the outcome of a work request; the values are those of enum ibv_wc_status.
+type WCStatus uint8
+
+// Completion statuses.
+const (
+	WCSuccess        WCStatus = 0
+	WCLocLenErr      WCStatus = 1  // receive buffer too small, or a message of impossible length
+	WCLocQPOpErr     WCStatus = 2  // malformed work request, or one this QP cannot do
+	WCLocProtErr     WCStatus = 4  // a local SGE: unknown lkey, other PD, out of range, no access
+	WCWRFlushErr     WCStatus = 5  // the QP was in the error state
+	WCBadRespErr     WCStatus = 7  // the peer answered with an opcode that does not fit the request
+	WCLocAccessErr   WCStatus = 8  // local buffer protection error
+	WCRemInvReqErr   WCStatus = 9  // the peer refused the request as invalid (NAK 0x61)
+	WCRemAccessErr   WCStatus = 10 // the peer refused the access (NAK 0x62)
+	WCRemOpErr       WCStatus = 11 // the peer could not do it (NAK 0x63)
+	WCRetryExcErr    WCStatus = 12 // no answer, or resends used up
+	WCRNRRetryExcErr WCStatus = 13 // the peer never posted a receive
+	WCFatalErr       WCStatus = 19
+	WCGeneralErr     WCStatus = 21
+)
+
+var statusNames = map[WCStatus]string{
+	WCSuccess:        "success",
+	WCLocLenErr:      "local length error",
+	WCLocQPOpErr:     "local QP operation error",
+	WCLocProtErr:     "local protection error",
+	WCWRFlushErr:     "work request flushed",
+	WCBadRespErr:     "bad response",
+	WCLocAccessErr:   "local access error",
+	WCRemInvReqErr:   "remote invalid request error",
+	WCRemAccessErr:   "remote access error",
+	WCRemOpErr:       "remote operation error",
+	WCRetryExcErr:    "transport retry counter exceeded",
+	WCRNRRetryExcErr: "RNR retry counter exceeded",
+	WCFatalErr:       "fatal error",
+	WCGeneralErr:     "general error",
+}
+
+func (s WCStatus) String() string {
+	if name, ok := statusNames[s]; ok {
+		return name
+	}
+	return fmt.Sprintf("status %d", uint8(s))
+}
+
+// WCOpcode says which operation completed; the values are those of enum ibv_wc_opcode.
+type WCOpcode uint8
+
+// Completed operations.
+const (
+	WCSend                  WCOpcode = 0
+	WCRDMAWrite             WCOpcode = 1
+	WCRDMARead              WCOpcode = 2
+	WCRecv                  WCOpcode = 128
+	WCRecvRDMAWithImmediate WCOpcode = 129
+)
+
+func (o WCOpcode) String() string {
+	switch o {
+	case WCSend:
+		return "SEND"
+	case WCRDMAWrite:
+		return "RDMA WRITE"
+	case WCRDMARead:
+		return "RDMA READ"
+	case WCRecv:
+		return "RECV"
+	case WCRecvRDMAWithImmediate:
+		return "RECV of RDMA WRITE with immediate"
+	}
+	return fmt.Sprintf("opcode %d", uint8(o))
+}
+
+// Completed is the WCOpcode of a finished send request of operation o.
+func (o Opcode) Completed() WCOpcode {
+	switch o {
+	case RDMAWrite, RDMAWriteWithImmediate:
+		return WCRDMAWrite
+	case RDMARead:
+		return WCRDMARead
+	}
+	return WCSend
+}
+
+// WCFlags say which optional fields of a WC are valid; the values are those of enum ibv_wc_flags.
+type WCFlags uint8
+
+// Flags of completions.
+const (
+	WCWithImmediate WCFlags = 2
+)
+
+// WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN and the fields that explain the
+// failure are valid.
+type WC struct {
+	WRID    uint64
+	Status  WCStatus
+	Opcode  WCOpcode
+	Flags   WCFlags
+	ByteLen uint32 // bytes received or read
+	ImmData uint32 // if Flags has WCWithImmediate
+	QPN     uint32 // the local QP
+
+	// What the engine knew when the request ended, to explain a failure.
+	PSN        uint32 // of the packet in question
+	Syndrome   uint8  // the last AETH syndrome seen from the peer or sent to it
+	Retries    uint8  // resends used since the last progress
+	RNRRetries uint8  // RNR resends used since the last progress
+}
+
+const completionStride = 64
+
+// CompletionLayout is the layout of a completion queue.
+func CompletionLayout(capacity int) Layout {
+	return Layout{Capacity: capacity, Stride: completionStride}
+}
+
+// WriteCompletion encodes wc into the next slot and publishes it; false means that there is no room.
+func (p *Producer) WriteCompletion(wc *WC) bool {
+	if p.Free() == 0 {
+		return false
+	}
+	s := p.Slot(0)
+	binary.NativeEndian.PutUint64(s[0:], wc.WRID)
+	s[8], s[9], s[10], s[11] = uint8(wc.Status), uint8(wc.Opcode), uint8(wc.Flags), wc.Syndrome
+	binary.NativeEndian.PutUint32(s[12:], wc.ByteLen)
+	binary.NativeEndian.PutUint32(s[16:], wc.ImmData)
+	binary.NativeEndian.PutUint32(s[20:], wc.QPN)
+	binary.NativeEndian.PutUint32(s[24:], wc.PSN)
+	s[28], s[29] = wc.Retries, wc.RNRRetries
+	p.Publish(1)
+	return true
+}
+
+// ReadCompletions decodes as many completions as there are, at most len(wcs), releases them and returns
+// their number.
+func (c *Consumer) ReadCompletions(wcs []WC) int {
+	n := min(c.Available(0), len(wcs))
+	for i := range wcs[:n] {
+		s := c.Slot(i)
+		wcs[i] = WC{
+			WRID:       binary.NativeEndian.Uint64(s[0:]),
+			Status:     WCStatus(s[8]),
+			Opcode:     WCOpcode(s[9]),
+			Flags:      WCFlags(s[10]),
+			Syndrome:   s[11],
+			ByteLen:    binary.NativeEndian.Uint32(s[12:]),
+			ImmData:    binary.NativeEndian.Uint32(s[16:]),
+			QPN:        binary.NativeEndian.Uint32(s[20:]),
+			PSN:        binary.NativeEndian.Uint32(s[24:]),
+			Retries:    s[28],
+			RNRRetries: s[29],
+		}
+	}
+	if n > 0 {
+		c.Release(n)
+	}
+	return n
+}
+
+// Arm asks the producer for one notification of the next completion. The caller then looks at the queue once
+// more: a completion that came in between made no notification.
+func (c *Consumer) Arm() { c.arm.Store(1) }
+
+// Disarm reports whether the consumer asked for a notification since the last Disarm, and clears the
+// request. The producer calls it after WriteCompletion: the entry is visible before the arm word is looked at.
+func (p *Producer) Disarm() bool { return p.arm.Load() != 0 && p.arm.CompareAndSwap(1, 0) }

@@ -1,0 +1,123 @@
+package roce
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What the tests measure the codec against: the golden frames, and a second implementation of the
+// ICRC that shares no code and no byte order with the first.
+
+// referenceICRC computes the ICRC of a frame, Ethernet to the byte before the ICRC, bit by bit, and
+// returns its bytes in their order on the wire.
+func referenceICRC(frame []byte) [4]byte {
+	ip := 14
+	if frame[12] == 0x81 && frame[13] == 0x00 {
+		ip = 18
+	}
+	masked := append([]byte{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF}, frame[ip:]...)
+	header := masked[8:]
+	udp := 20
+	if header[0]>>4 == 4 {
+		header[1], header[8], header[10], header[11] = 0xFF, 0xFF, 0xFF, 0xFF
+	} else {
+		udp = 40
+		header[0] |= 0x0F
+		header[1], header[2], header[3], header[7] = 0xFF, 0xFF, 0xFF, 0xFF
+	}
+	header[udp+6], header[udp+7] = 0xFF, 0xFF // UDP checksum
+	header[udp+8+4] = 0xFF                    // FECN, BECN, reserved
+
+	var register uint64 = 0xFFFFFFFF
+	for _, b := range masked {
+		for bit := 0; bit < 8; bit++ {
+			feedback := (register ^ uint64(b)>>bit) & 1
+			register >>= 1
+			if feedback == 1 {
+				register ^= 0xEDB88320
+			}
+		}
+	}
+	var wire [4]byte
+	for i := range wire {
+		for bit := 0; bit < 8; bit++ {
+			if register>>(8*i+bit)&1 == 0 { // final inversion
+				wire[i] |= 1 << bit
+			}
+		}
+	}
+	return wire
+}
+
+type vector struct {
+	Name     string `json:"name"`
+	FrameHex string `json:"frame_hex"`
+}
+
+func (v vector) frame(t testing.TB) []byte {
+	frame, err := hex.DecodeString(v.FrameHex)
+	require.NoError(t, err)
+	return frame
+}
+
+func readVectors(t testing.TB) []vector {
+	text, err := os.ReadFile("testdata/icrc-vectors.json")
+	require.NoError(t, err)
+	var vectors []vector
+	require.NoError(t, json.Unmarshal(text, &vectors))
+	require.Len(t, vectors, 35)
+	return vectors
+}
+
+// capturedFrame is one frame of a capture; Number counts from 1, as in packet analysers.
+type capturedFrame struct {
+	file   string
+	number int
+	bytes  []byte
+}
+
+// readCaptures returns every frame of every capture, those that are not RoCE included.
+func readCaptures(t testing.TB) []capturedFrame {
+	files, err := filepath.Glob("testdata/*.pcap")
+	require.NoError(t, err)
+	require.Len(t, files, 35)
+	var frames []capturedFrame
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, uint32(0xA1B2C3D4), binary.LittleEndian.Uint32(data), file)
+		require.Equal(t, uint32(1), binary.LittleEndian.Uint32(data[20:]), "link type of %s", file)
+		name := strings.TrimSuffix(filepath.Base(file), ".pcap")
+		number := 0
+		for data = data[24:]; len(data) > 0; {
+			captured, original := binary.LittleEndian.Uint32(data[8:]), binary.LittleEndian.Uint32(data[12:])
+			require.Equal(t, original, captured, "frame of %s is cut", file)
+			number++
+			frames = append(frames, capturedFrame{name, number, data[16 : 16+captured]})
+			data = data[16+captured:]
+		}
+	}
+	return frames
+}
+
+// isRoCE looks for UDP port 4791 the simple way.
+func isRoCE(frame []byte) bool {
+	ip := 14
+	if frame[12] == 0x81 && frame[13] == 0x00 {
+		ip = 18
+	}
+	switch {
+	case frame[ip-2] == 0x08 && frame[ip-1] == 0x00:
+		return frame[ip+9] == 17 && binary.BigEndian.Uint16(frame[ip+22:]) == 4791
+	case frame[ip-2] == 0x86 && frame[ip-1] == 0xDD:
+		return frame[ip+6] == 17 && binary.BigEndian.Uint16(frame[ip+42:]) == 4791
+	}
+	return false
+}

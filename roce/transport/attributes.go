@@ -1,0 +1,246 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+)
+
+// Type is the service of a queue pair.
+type Type uint8
+
+// Services of queue pairs; the values are those of enum ibv_qp_type.
+const (
+	RC Type = 2 // reliable connection
+)
+
+func (t Type) String() string {
+	if t == RC {
+		return "RC"
+	}
+	return fmt.Sprintf("QP type %d", uint8(t))
+}
+
+// State is the state of a queue pair; the values are those of enum ibv_qp_state.
+type State uint8
+
+// States of a queue pair.
+const (
+	StateReset State = 0
+	StateInit  State = 1
+	StateRTR   State = 2 // ready to receive
+	StateRTS   State = 3 // ready to send
+	StateError State = 6
+)
+
+func (s State) String() string {
+	switch s {
+	case StateReset:
+		return "RESET"
+	case StateInit:
+		return "INIT"
+	case StateRTR:
+		return "RTR"
+	case StateRTS:
+		return "RTS"
+	case StateError:
+		return "ERR"
+	}
+	return fmt.Sprintf("state %d", uint8(s))
+}
+
+// Attributes are the attributes of a queue pair that Modify sets.
+type Attributes struct {
+	State          State
+	CurrentState   State
+	PKeyIndex      uint16
+	Port           uint8
+	Access         memory.Access // what the peer may do, whatever the regions grant
+	Path           roce.Path     // the address vector, resolved
+	PathMTU        roce.MTU
+	DestinationQPN roce.QPN
+	RQPSN          roce.PSN // first PSN expected from the peer
+	SQPSN          roce.PSN // first PSN sent
+	// MaxRDAtomic bounds the READs and atomics in flight towards the peer, MaxDestRDAtomic those that the
+	// peer may have in flight towards here.
+	MaxRDAtomic     uint8
+	MaxDestRDAtomic uint8
+	MinRNRTimer     uint8 // RNR timer code sent when no receive is posted, 0..31
+	Timeout         uint8 // local ACK timeout, 4.096 us * 2^Timeout; 0 waits for ever
+	RetryCount      uint8 // resends without progress before the QP fails, 0..7
+	RNRRetry        uint8 // the same after RNR NAKs; 7 means for ever
+}
+
+// AttributeMask says which Attributes a Modify sets; the bits are those of enum ibv_qp_attr_mask.
+type AttributeMask uint32
+
+// Bits of an AttributeMask.
+const (
+	MaskState           AttributeMask = 1 << 0
+	MaskCurrentState    AttributeMask = 1 << 1
+	MaskAccess          AttributeMask = 1 << 3
+	MaskPKeyIndex       AttributeMask = 1 << 4
+	MaskPort            AttributeMask = 1 << 5
+	MaskAV              AttributeMask = 1 << 7
+	MaskPathMTU         AttributeMask = 1 << 8
+	MaskTimeout         AttributeMask = 1 << 9
+	MaskRetryCount      AttributeMask = 1 << 10
+	MaskRNRRetry        AttributeMask = 1 << 11
+	MaskRQPSN           AttributeMask = 1 << 12
+	MaskMaxRDAtomic     AttributeMask = 1 << 13
+	MaskMinRNRTimer     AttributeMask = 1 << 15
+	MaskSQPSN           AttributeMask = 1 << 16
+	MaskMaxDestRDAtomic AttributeMask = 1 << 17
+	MaskDestinationQPN  AttributeMask = 1 << 20
+)
+
+var maskNames = []struct {
+	bit  AttributeMask
+	name string
+}{
+	{MaskState, "STATE"}, {MaskCurrentState, "CUR_STATE"}, {MaskAccess, "ACCESS_FLAGS"},
+	{MaskPKeyIndex, "PKEY_INDEX"}, {MaskPort, "PORT"}, {MaskAV, "AV"}, {MaskPathMTU, "PATH_MTU"},
+	{MaskTimeout, "TIMEOUT"}, {MaskRetryCount, "RETRY_CNT"}, {MaskRNRRetry, "RNR_RETRY"},
+	{MaskRQPSN, "RQ_PSN"}, {MaskMaxRDAtomic, "MAX_QP_RD_ATOMIC"}, {MaskMinRNRTimer, "MIN_RNR_TIMER"},
+	{MaskSQPSN, "SQ_PSN"}, {MaskMaxDestRDAtomic, "MAX_DEST_RD_ATOMIC"}, {MaskDestinationQPN, "DEST_QPN"},
+}
+
+// String names the bits as libibverbs does, without the prefix IBV_QP_.
+func (m AttributeMask) String() string {
+	var names []string
+	for _, n := range maskNames {
+		if m&n.bit != 0 {
+			names = append(names, n.name)
+			m &^= n.bit
+		}
+	}
+	if m != 0 {
+		names = append(names, fmt.Sprintf("%#x", uint32(m)))
+	}
+	return strings.Join(names, "|")
+}
+
+var (
+	// ErrTransition is returned by Modify for a change of state that does not exist, or whose attributes do not fit.
+	ErrTransition = errors.New("invalid QP transition")
+	// ErrAttribute is returned by Modify for an attribute whose value is out of range.
+	ErrAttribute = errors.New("invalid QP attribute")
+)
+
+// MaxRDAtomic is the largest MaxRDAtomic and MaxDestRDAtomic.
+const MaxRDAtomic = 128
+
+type transition struct {
+	from, to State
+	required AttributeMask
+	optional AttributeMask
+}
+
+// transitions are those of an RC QP, after qp_state_table in drivers/infiniband/core/verbs.c. Any state
+// goes to RESET, and any but RESET to ERR, without attributes. ALT_PATH and PATH_MIG_STATE do not exist on RoCE.
+var transitions = []transition{
+	{from: StateReset, to: StateInit, required: MaskPKeyIndex | MaskPort | MaskAccess},
+	{from: StateInit, to: StateInit, optional: MaskPKeyIndex | MaskPort | MaskAccess},
+	{
+		from: StateInit, to: StateRTR,
+		required: MaskAV | MaskPathMTU | MaskDestinationQPN | MaskRQPSN | MaskMaxDestRDAtomic | MaskMinRNRTimer,
+		optional: MaskAccess | MaskPKeyIndex,
+	},
+	{
+		from: StateRTR, to: StateRTS,
+		required: MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxRDAtomic,
+		optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer,
+	},
+	{from: StateRTS, to: StateRTS, optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+}
+
+// checkTransition says whether a QP in state from may be modified with these attributes.
+func checkTransition(from State, a *Attributes, mask AttributeMask) error {
+	if mask&MaskCurrentState != 0 && a.CurrentState != from {
+		return fmt.Errorf("%w: the QP is in %v, CUR_STATE says %v", ErrTransition, from, a.CurrentState)
+	}
+	to := from
+	if mask&MaskState != 0 {
+		to = a.State
+	}
+	given := mask &^ MaskState
+	t := transition{from: from, to: to}
+	switch {
+	case to == StateReset, to == StateError && from != StateReset:
+	default:
+		found := false
+		for _, row := range transitions {
+			if row.from == from && row.to == to {
+				t, found = row, true
+			}
+		}
+		if !found {
+			return fmt.Errorf("%w: %v to %v", ErrTransition, from, to)
+		}
+	}
+	if missing := t.required &^ given; missing != 0 {
+		return fmt.Errorf("%w: %v to %v also needs %v", ErrTransition, from, to, missing)
+	}
+	if extra := given &^ (t.required | t.optional); extra != 0 {
+		return fmt.Errorf("%w: %v to %v does not take %v", ErrTransition, from, to, extra)
+	}
+	return checkRanges(a, given)
+}
+
+func checkRanges(a *Attributes, mask AttributeMask) error {
+	for _, r := range []struct {
+		bit        AttributeMask
+		value, max uint32
+	}{
+		{MaskPKeyIndex, uint32(a.PKeyIndex), 0}, // one partition key: the default 0xFFFF
+		{MaskTimeout, uint32(a.Timeout), 31},
+		{MaskMinRNRTimer, uint32(a.MinRNRTimer), 31},
+		{MaskRetryCount, uint32(a.RetryCount), 7},
+		{MaskRNRRetry, uint32(a.RNRRetry), 7},
+		{MaskMaxRDAtomic, uint32(a.MaxRDAtomic), MaxRDAtomic},
+		{MaskMaxDestRDAtomic, uint32(a.MaxDestRDAtomic), MaxRDAtomic},
+		{MaskDestinationQPN, uint32(a.DestinationQPN), roce.QPNMask},
+	} {
+		if mask&r.bit != 0 && r.value > r.max {
+			return fmt.Errorf("%w: %v is %d, the limit is %d", ErrAttribute, r.bit, r.value, r.max)
+		}
+	}
+	if mask&MaskPort != 0 && a.Port != 1 {
+		return fmt.Errorf("%w: PORT is %d, the device has port 1", ErrAttribute, a.Port)
+	}
+	if mask&MaskPathMTU != 0 && !a.PathMTU.Valid() {
+		return fmt.Errorf("%w: PATH_MTU is %d, the values are 1 (256 bytes) to 5 (4096 bytes)", ErrAttribute, uint8(a.PathMTU))
+	}
+	if mask&MaskAccess != 0 {
+		if unknown := a.Access &^ (memory.LocalWrite | memory.RemoteWrite | memory.RemoteRead | memory.RemoteAtomic); unknown != 0 {
+			return fmt.Errorf("%w: ACCESS_FLAGS has unknown bits %#x", ErrAttribute, uint32(unknown))
+		}
+	}
+	return nil
+}
+
+// merge copies the attributes that mask names. PSNs are masked to 24 bits, as in Linux.
+func (a *Attributes) merge(b *Attributes, mask AttributeMask) {
+	set := func(bit AttributeMask, assign func()) {
+		if mask&bit != 0 {
+			assign()
+		}
+	}
+	set(MaskPKeyIndex, func() { a.PKeyIndex = b.PKeyIndex })
+	set(MaskPort, func() { a.Port = b.Port })
+	set(MaskAccess, func() { a.Access = b.Access })
+	set(MaskAV, func() { a.Path = b.Path })
+	set(MaskPathMTU, func() { a.PathMTU = b.PathMTU })
+	set(MaskDestinationQPN, func() { a.DestinationQPN = b.DestinationQPN })
+	set(MaskRQPSN, func() { a.RQPSN = b.RQPSN & roce.PSNMask })
+	set(MaskSQPSN, func() { a.SQPSN = b.SQPSN & roce.PSNMask })
+	set(MaskMaxRDAtomic, func() { a.MaxRDAtomic = b.MaxRDAtomic })
+	set(MaskMaxDestRDAtomic, func() { a.MaxDestRDAtomic = b.MaxDestRDAtomic })
+	set(MaskMinRNRTimer, func() { a.MinRNRTimer = b.MinRNRTimer })
+	set(MaskTimeout, func() { a.Timeout = b.Timeout })
+	set(MaskRetryCount, func() { a.RetryCount = b.RetryCount })
+	set(MaskRNRRetry, func() { a.RNRRetry = b.RNRRetry })
+}

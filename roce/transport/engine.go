@@ -1,0 +1,145 @@
+package transport
+
+import (
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+)
+
+// Transmitter lends frames to fill, in the manner of link.Queue: Buffer returns the next free one or nil,
+// Commit sends the first length bytes of it.
+type Transmitter interface {
+	Buffer() []byte
+	Commit(length int)
+}
+
+// quantum is how many frames one QP may emit before the next ready QP gets its turn: long enough to keep one
+// QP's data in cache, short enough that no QP waits for a whole message of another.
+const quantum = 16
+
+// Engine schedules the queue pairs of one shard.
+type Engine struct {
+	memory *memory.User
+	now    Time
+
+	// Ready QPs may have something to send; first in, first out, linked through the QPs.
+	readyHead, readyTail *QP
+
+	timers   timerHeap
+	counters Counters
+}
+
+// NewEngine makes an engine whose accesses to user memory go through user.
+func NewEngine(user *memory.User) *Engine { return &Engine{memory: user} }
+
+// Counters returns the counts of all QPs of the engine since it was made. The caller may add to them.
+func (e *Engine) Counters() *Counters { return &e.counters }
+
+// Receive processes a packet for qp, one that Packet.Parse has accepted. The packet is only looked at during the
+// call.
+func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
+	e.now = now
+	e.counters.ReceivedPackets++
+	e.counters.ReceivedBytes += uint64(p.PayloadLength)
+	if reason := qp.admit(p); reason != roce.DropNone {
+		e.counters.Drops[reason]++
+		return
+	}
+	if p.Info.Request {
+		qp.receiveRequest(p)
+	} else {
+		qp.receiveResponse(p)
+	}
+}
+
+// Ready marks a QP that may have something to do: work was posted, or its state was changed.
+func (e *Engine) Ready(qp *QP) {
+	if qp.ready {
+		return
+	}
+	qp.ready = true
+	qp.readyNext = nil
+	if e.readyTail == nil {
+		e.readyHead = qp
+	} else {
+		e.readyTail.readyNext = qp
+	}
+	e.readyTail = qp
+}
+
+func (e *Engine) popReady() *QP {
+	qp := e.readyHead
+	e.readyHead = qp.readyNext
+	if e.readyHead == nil {
+		e.readyTail = nil
+	}
+	qp.ready, qp.readyNext = false, nil
+	return qp
+}
+
+// Idle says that no QP is ready: Emit would do nothing.
+func (e *Engine) Idle() bool { return e.readyHead == nil }
+
+// Emit lets ready QPs write at most budget frames and returns how many they wrote. It ends early when
+// nothing is left to send, or when transmit has no buffer; then Idle is false.
+func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
+	e.now = now
+	sent := 0
+	for sent < budget && e.readyHead != nil {
+		qp := e.popReady()
+		n, more := qp.emit(transmit, min(quantum, budget-sent))
+		sent += n
+		if more {
+			e.Ready(qp)
+			if n == 0 {
+				break // no buffer
+			}
+		}
+	}
+	return sent
+}
+
+// NextDeadline is when Expire has something to do at the earliest. It may be early, never late.
+func (e *Engine) NextDeadline() (Time, bool) {
+	if len(e.timers) == 0 {
+		return 0, false
+	}
+	return e.timers[0].timer.at, true
+}
+
+// Expire fires the deadlines that have passed.
+func (e *Engine) Expire(now Time) {
+	e.now = now
+	for len(e.timers) > 0 && e.timers[0].timer.at <= now {
+		qp := e.timers[0]
+		switch {
+		case qp.timer.deadline == 0:
+			e.timers.remove(qp)
+		case qp.timer.deadline > now:
+			e.timers.postpone(qp)
+		default:
+			qp.timer.deadline = 0
+			e.timers.remove(qp)
+			qp.expire()
+		}
+	}
+}
+
+// Remove forgets a QP: it is neither ready nor has a deadline afterwards.
+func (e *Engine) Remove(qp *QP) {
+	qp.stopTimer()
+	if qp.timer.queued {
+		e.timers.remove(qp)
+	}
+	if !qp.ready {
+		return
+	}
+	keep := e.readyHead
+	e.readyHead, e.readyTail = nil, nil
+	for keep != nil {
+		other := keep
+		keep, other.ready = other.readyNext, false
+		if other != qp {
+			e.Ready(other)
+		}
+	}
+}

@@ -1,0 +1,313 @@
+package transport
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// CompletionQueue takes completions.
+type CompletionQueue interface {
+	// Complete adds a completion, which it copies; false means that the queue is full. Solicited says
+	// that the peer asked for a solicited event, or that wc is an error.
+	Complete(wc *queue.WC, solicited bool) bool
+}
+
+// ReceiveQueue gives out receive requests, in the order in which they were posted.
+type ReceiveQueue interface {
+	// Take copies the oldest request into wr, whose SGList has the capacity for the largest list, and
+	// removes it. found is false if there is none, valid is false if the request makes no sense.
+	Take(wr *queue.RecvWR) (found, valid bool)
+}
+
+// Config is what a queue pair is made of; none of it changes later.
+type Config struct {
+	QPN     roce.QPN
+	Type    Type
+	Domain  *memory.Domain
+	Send    *queue.Consumer // the engine's end of the send queue
+	Receive ReceiveQueue
+	SendCQ  CompletionQueue
+	RecvCQ  CompletionQueue
+	// SignalAll makes every send request complete as if it had SendSignaled.
+	SignalAll bool
+	// MaxSendSGE and MaxRecvSGE are the list lengths that the rings were made for.
+	MaxSendSGE, MaxRecvSGE int
+	// Window bounds the frames in flight towards the peer and, for READ, from it; 0 means DefaultWindow.
+	Window int
+}
+
+// QP is a queue pair. It belongs to the Engine that it was last given to by Attach.
+type QP struct {
+	config   Config
+	engine   *Engine
+	state    State
+	shared   atomic.Uint32 // state, for State
+	attrs    Attributes
+	template roce.HeaderTemplate
+	mtu      uint64 // path MTU in bytes
+
+	ready     bool
+	readyNext *QP
+	timer     timer
+
+	requester requester
+	responder responder
+	window    window
+
+	// preferRequest alternates between requests and responses, so that neither starves the other.
+	preferRequest bool
+	// failure is why the QP went to the error state, for Query.
+	failure queue.WC
+}
+
+// NewQP makes a queue pair in state RESET.
+func NewQP(config Config) (*QP, error) {
+	if config.Type != RC {
+		return nil, fmt.Errorf("transport: %v is not supported", config.Type)
+	}
+	if config.Window == 0 {
+		config.Window = DefaultWindow
+	}
+	q := &QP{config: config}
+	q.requester.init(&config)
+	q.responder.init(&config)
+	return q, nil
+}
+
+// Attach gives the QP to an engine. It must not be known to any other (Engine.Remove).
+func (q *QP) Attach(e *Engine) { q.engine = e }
+
+// QPN is the QP's number.
+func (q *QP) QPN() roce.QPN { return q.config.QPN }
+
+// State is the QP's state. It may be called from any goroutine.
+func (q *QP) State() State { return State(q.shared.Load()) }
+
+func (q *QP) setState(s State) {
+	q.state = s
+	q.shared.Store(uint32(s))
+}
+
+// Attributes returns all attributes as they are now.
+func (q *QP) Attributes() Attributes {
+	a := q.attrs
+	a.State, a.CurrentState = q.state, q.state
+	return a
+}
+
+// Failure is the completion that brought the QP into the error state; its Status is WCSuccess if there is none.
+func (q *QP) Failure() queue.WC { return q.failure }
+
+// CheckModify says whether Modify would accept the attributes.
+func (q *QP) CheckModify(a *Attributes, mask AttributeMask) error {
+	return checkTransition(q.state, a, mask)
+}
+
+// Modify changes state and attributes: all of it, or nothing and an error.
+func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
+	if err := q.CheckModify(a, mask); err != nil {
+		return err
+	}
+	q.engine.now = now
+	q.attrs.merge(a, mask)
+	if mask&MaskState == 0 || a.State == q.state && a.State != StateError {
+		return nil
+	}
+	switch a.State {
+	case StateReset:
+		q.reset()
+	case StateRTR:
+		q.template = roce.NewHeaderTemplate(q.attrs.Path)
+		q.mtu = uint64(q.attrs.PathMTU.Bytes())
+		q.responder.start(q.attrs.MaxDestRDAtomic)
+		q.setState(StateRTR)
+	case StateRTS:
+		q.requester.start(q.attrs.MaxRDAtomic)
+		q.window.start(q.config.Window)
+		q.setState(StateRTS)
+		q.engine.Ready(q)
+	case StateError:
+		q.enterError()
+	default:
+		q.setState(a.State)
+	}
+	return nil
+}
+
+// reset brings the QP back to how it was made. Work requests still in the rings are dropped without a
+// completion, as ibv_modify_qp(3) has it.
+func (q *QP) reset() {
+	q.engine.Remove(q)
+	q.requester.reset(&q.config)
+	q.responder.reset(&q.config)
+	q.attrs = Attributes{}
+	q.failure = queue.WC{}
+	q.setState(StateReset)
+}
+
+// admit checks what a packet must fulfil before it may change anything: the checks of IBTA section 9.6 that need
+// the QP. Packets that fail are dropped without an answer.
+func (q *QP) admit(p *roce.Packet) roce.DropReason {
+	switch {
+	case p.Opcode.Transport() != roce.TransportRC:
+		return roce.DropTransportMismatch
+	case q.state < StateRTR || q.state == StateError:
+		return roce.DropQPState
+	case !p.Info.Request && q.state < StateRTS:
+		return roce.DropQPState
+	case p.Source != q.attrs.Path.Destination || p.Destination != q.attrs.Path.Source:
+		return roce.DropAddressMismatch
+	case !pkeyMatches(p.BTH.PKey()):
+		return roce.DropPKey
+	}
+	return roce.DropNone
+}
+
+const defaultPKey = 0xFFFF
+
+// pkeyMatches compares with the default key, a full member: the low 15 bits must be equal; bit 15 need not be
+// set in the packet, since it is set here (IBTA section 10.9.3).
+func pkeyMatches(key uint16) bool { return key&0x7FFF == defaultPKey&0x7FFF }
+
+// emit writes at most budget frames. more means that the QP has something left to send right now.
+func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
+	if q.state == StateError {
+		q.flush()
+	}
+	for ; sent < budget; sent++ {
+		buffer := transmit.Buffer()
+		if buffer == nil {
+			return sent, true
+		}
+		n := 0
+		if q.preferRequest {
+			if n = q.emitRequest(buffer); n == 0 {
+				n = q.emitResponse(buffer)
+			}
+		} else if n = q.emitResponse(buffer); n == 0 {
+			n = q.emitRequest(buffer)
+		}
+		if n == 0 {
+			return sent, false
+		}
+		q.preferRequest = !q.preferRequest
+		transmit.Commit(n)
+		q.engine.counters.SentPackets++
+	}
+	return sent, true
+}
+
+// expire is called when the QP's deadline has passed.
+func (q *QP) expire() {
+	if q.state == StateRTS {
+		q.requesterExpired()
+	}
+}
+
+// packet lays a packet out in a transmit buffer. The caller fills extension and payload, then seals the frame.
+type packet struct {
+	frame     []byte
+	extension []byte // the extension headers
+	payload   []byte
+}
+
+func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
+	pad := -payload & 3
+	extension := fields.Opcode.Info().HeaderLength
+	start := q.template.Length()
+	body := start + roce.BTHLength + extension
+	frame := buffer[:body+payload+pad+roce.ICRCLength]
+	q.template.Put(frame)
+	fields.DestinationQPN = q.attrs.DestinationQPN
+	fields.PKey = defaultPKey
+	// There is no path migration on RoCE, so the state is always "migrated". ConnectX-3 Pro refuses
+	// packets that do not say so.
+	fields.MigReq = true
+	fields.PadCount = uint8(pad)
+	fields.Put(frame[start:])
+	clear(frame[body+payload : body+payload+pad])
+	return packet{frame: frame, extension: frame[start+roce.BTHLength : body], payload: frame[body : body+payload]}
+}
+
+// seal finishes the packet and returns the frame's length.
+func (q *QP) seal(p packet) int {
+	q.template.Seal(p.frame)
+	q.engine.counters.SentBytes += uint64(len(p.payload))
+	return len(p.frame)
+}
+
+// gather copies the bytes of a list from offset on into payload. Length 0 elements may name anything.
+func (q *QP) gather(list []queue.SGE, offset uint64, payload []byte) memory.Fault {
+	for _, s := range list {
+		if len(payload) == 0 {
+			break
+		}
+		length := uint64(s.Length)
+		if offset >= length {
+			offset -= length
+			continue
+		}
+		n := min(length-offset, uint64(len(payload)))
+		from := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
+		if fault := q.engine.memory.Read(q.config.Domain, 0, from, payload[:n]); fault != memory.FaultNone {
+			return fault
+		}
+		payload, offset = payload[n:], 0
+	}
+	return memory.FaultNone
+}
+
+// scatter copies a packet's payload into the bytes of a list from offset on; final says that they end the
+// message.
+func (q *QP) scatter(list []queue.SGE, offset uint64, p *roce.Packet, final bool) memory.Fault {
+	left := uint64(p.PayloadLength)
+	pieces := cutter{pieces: p.Payload()}
+	for _, s := range list {
+		if left == 0 {
+			break
+		}
+		length := uint64(s.Length)
+		if offset >= length {
+			offset -= length
+			continue
+		}
+		n := min(length-offset, left)
+		left -= n
+		into := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
+		data := pieces.cut(int(n))
+		if fault := q.engine.memory.Write(q.config.Domain, memory.LocalWrite, into, data, final && left == 0); fault != memory.FaultNone {
+			return fault
+		}
+		offset = 0
+	}
+	return memory.FaultNone
+}
+
+// cutter hands out the bytes of a list of pieces in portions.
+type cutter struct {
+	pieces [][]byte
+	offset int // into the first piece
+	out    [roce.MaxSegments][]byte
+}
+
+// cut returns the next n bytes, at most what is left. The result is valid until the next cut.
+func (c *cutter) cut(n int) [][]byte {
+	count := 0
+	for n > 0 && len(c.pieces) > 0 {
+		piece := c.pieces[0][c.offset:]
+		if len(piece) > n {
+			piece = piece[:n]
+			c.offset += n
+		} else {
+			c.pieces, c.offset = c.pieces[1:], 0
+		}
+		c.out[count] = piece
+		count++
+		n -= len(piece)
+	}
+	return c.out[:count]
+}

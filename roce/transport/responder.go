@@ -1,0 +1,415 @@
+package transport
+
+// The responder executes the peer's requests.
+//
+// Way of a request: its PSN is the expected one, or it is a duplicate, or something before it was lost
+// (IBTA section 9.7.4). An expected one passes the checks in the order of IBTA section 9.7.4.1: opcode sequence,
+// rights of the QP, resources, length, R_Key; then its payload is placed, the expected PSN and on the last packet the
+// MSN move on, a completion is made, and an answer is noted. Answers are written by response.go: one
+// acknowledgement for all requests of a receive batch.
+//
+// Nothing moves because of a packet that fails. A fatal fault notes the NAK first and then moves the QP to the error
+// state; the NAK still leaves.
+
+import (
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// message is the kind of the message that the responder is in the middle of.
+type message uint8
+
+const (
+	messageNone message = iota
+	messageSend
+	messageWrite
+)
+
+// savedRead is a READ request that was accepted: its responses may still be due, and a duplicate may ask
+// for them again.
+type savedRead struct {
+	first, count uint64 // sequence numbers of the response packets
+	va, length   uint64
+	rkey         uint32
+	// Responses due are next..stop-1; start is where the run began, whose packet is a FIRST or an ONLY, and
+	// limit is the byte of the message where the run ends. sent is one past the newest response ever sent.
+	start, next, stop uint64
+	limit             uint64
+	sent              uint64
+}
+
+func (s *savedRead) due() bool { return s.next < s.stop }
+
+// unanswered says that the peer cannot have seen all responses yet.
+func (s *savedRead) unanswered() bool { return s.sent < s.first+s.count }
+
+// answer is the acknowledgement or NAK that is to be sent. A newer one replaces an older one: it acknowledges
+// everything before it too.
+type answer struct {
+	pending  bool
+	sequence uint64
+	syndrome roce.Syndrome
+}
+
+type responder struct {
+	expected uint64 // sequence number of the next request packet
+	msn      uint32
+
+	message  message
+	receive  queue.RecvWR // claimed by the message, if claimed
+	claimed  bool
+	capacity uint64 // bytes of the receive's list
+	received uint64 // bytes of the message so far
+	// Of a WRITE:
+	write     memory.Range // what is still to come
+	writeSize uint64
+
+	// refused says that the packet with the expected PSN was answered with a NAK or an RNR NAK. Until it
+	// comes, packets behind it are dropped silently: one NAK per loss.
+	refused bool
+	answer  answer
+	// lastPlain is the last SEND or WRITE packet that was accepted: what a duplicate is acknowledged with.
+	// An acknowledgement of a READ's PSN would be wrong while its responses may be lost.
+	lastPlain    uint64
+	hasLastPlain bool
+
+	// saved is a ring of the READ requests accepted last; savedNext is one past the newest.
+	saved     []savedRead
+	savedNext uint64
+	readsDue  int // saved READs with responses due
+
+	// lastWords says that the QP is in the error state and still owes the NAK that brought it there.
+	lastWords bool
+}
+
+func (r *responder) init(config *Config) {
+	r.receive.SGList = make([]queue.SGE, 0, config.MaxRecvSGE)
+}
+
+func (r *responder) start(maxDestRDAtomic uint8) {
+	r.expected = origin
+	r.saved = make([]savedRead, maxDestRDAtomic)
+}
+
+func (r *responder) reset(config *Config) {
+	for {
+		if found, _ := config.Receive.Take(&r.receive); !found {
+			break
+		}
+	}
+	*r = responder{receive: queue.RecvWR{SGList: r.receive.SGList[:0]}}
+}
+
+func (q *QP) expectedPSN(sequence uint64) roce.PSN { return q.attrs.RQPSN.Add(uint32(sequence)) }
+
+func (q *QP) receiveRequest(p *roce.Packet) {
+	r := &q.responder
+	distance := p.PSN.Diff(q.expectedPSN(r.expected))
+	switch {
+	case distance == 0:
+		r.refused = false
+		q.receiveExpected(p)
+	case distance < 0:
+		q.engine.counters.DuplicateRequests++
+		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
+	default:
+		q.engine.counters.OutOfSequence++
+		q.drop(roce.DropOutOfSequence)
+		if !r.refused {
+			r.refused = true
+			q.engine.counters.SentSequenceNAKs++
+			q.answer(r.expected, roce.SyndromeNAKSequence)
+		}
+	}
+}
+
+// answer notes what to send. It replaces what was noted before.
+func (q *QP) answer(sequence uint64, syndrome roce.Syndrome) {
+	q.responder.answer = answer{pending: true, sequence: sequence, syndrome: syndrome}
+	q.engine.Ready(q)
+}
+
+// refuse answers a request with a fatal NAK and moves the QP to the error state. The receive request that the
+// message claimed, if any, completes with status.
+func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
+	r := &q.responder
+	q.engine.counters.SentFatalNAKs++
+	q.answer(r.expected, syndrome)
+	q.failure = queue.WC{
+		Status: status, Opcode: queue.WCRecv, QPN: uint32(q.config.QPN),
+		PSN: uint32(q.expectedPSN(r.expected)), Syndrome: uint8(syndrome),
+	}
+	if r.claimed {
+		q.failure.WRID = r.receive.WRID
+		r.claimed = false
+		wc := q.failure
+		q.complete(q.config.RecvCQ, &wc, false)
+	}
+	r.lastWords = true
+	q.enterError()
+}
+
+func (q *QP) receiveExpected(p *roce.Packet) {
+	r := &q.responder
+	operation := p.Info.Operation
+	inSequence := p.Info.Starts()
+	switch r.message {
+	case messageSend:
+		inSequence = !p.Info.Starts() && operation == roce.OperationSend
+	case messageWrite:
+		inSequence = !p.Info.Starts() && operation == roce.OperationWrite
+	}
+	if !inSequence {
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		return
+	}
+	switch {
+	case operation == roce.OperationSend && !p.Info.Has(roce.HeaderIETH):
+		q.receiveSend(p)
+	case operation == roce.OperationWrite:
+		q.receiveWrite(p)
+	case operation == roce.OperationRead:
+		q.receiveRead(p)
+	default:
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+	}
+}
+
+// claim takes a receive request for the message. false means that there is none, or that the one taken
+// is of no use; the answer is noted.
+func (q *QP) claim() bool {
+	r := &q.responder
+	found, valid := q.config.Receive.Take(&r.receive)
+	if !found {
+		r.refused = true
+		q.engine.counters.SentRNRNAKs++
+		q.answer(r.expected, roce.RNRNAK(q.attrs.MinRNRTimer))
+		return false
+	}
+	r.claimed = true
+	if !valid {
+		q.refuse(roce.SyndromeNAKRemoteOperational, queue.WCLocQPOpErr)
+		return false
+	}
+	r.capacity = 0
+	for _, s := range r.receive.SGList {
+		r.capacity += uint64(s.Length)
+	}
+	return true
+}
+
+// lengthFits checks payload and pad of a packet of a SEND by its position (IBTA section 9.7.4.1.6).
+func (q *QP) lengthFits(p *roce.Packet) bool {
+	n := uint64(p.PayloadLength)
+	switch p.Info.Position {
+	case roce.PositionFirst, roce.PositionMiddle:
+		return n == q.mtu && p.PadCount == 0
+	case roce.PositionLast:
+		return n >= 1 && n <= q.mtu && padFits(p)
+	}
+	return n <= q.mtu && padFits(p)
+}
+
+func padFits(p *roce.Packet) bool { return int(p.PadCount) == -p.PayloadLength&3 }
+
+func (q *QP) receiveSend(p *roce.Packet) {
+	r := &q.responder
+	if p.Info.Starts() {
+		if !q.claim() {
+			return
+		}
+		r.received = 0
+	}
+	if !q.lengthFits(p) {
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
+		return
+	}
+	if uint64(p.PayloadLength) > r.capacity-r.received {
+		// rdma_rxe answers 0x63 here; the specification has invalid request (IBTA section 9.7.5.2.8).
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
+		return
+	}
+	if q.scatter(r.receive.SGList, r.received, p, p.Info.Ends()) != memory.FaultNone {
+		q.refuse(roce.SyndromeNAKRemoteOperational, queue.WCLocProtErr)
+		return
+	}
+	r.received += uint64(p.PayloadLength)
+	r.message = messageSend
+	q.accept(p, queue.WCRecv, r.received)
+}
+
+func (q *QP) receiveWrite(p *roce.Packet) {
+	r := &q.responder
+	if p.Info.Starts() {
+		reth := p.RETH()
+		if q.attrs.Access&memory.RemoteWrite == 0 {
+			q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+			return
+		}
+		r.write = memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: uint64(reth.Length())}
+		r.writeSize = r.write.Length
+	}
+	// A plain WRITE takes no receive request; one with immediate data takes it with its last packet.
+	if p.Info.Has(roce.HeaderImmDt) && !q.claim() {
+		return
+	}
+	n, left := uint64(p.PayloadLength), r.write.Length
+	fits := left <= queue.MaxMessage && padFits(p)
+	if left > q.mtu {
+		fits = fits && !p.Info.Ends() && n == q.mtu
+	} else {
+		fits = fits && p.Info.Ends() && n == left
+	}
+	if !fits {
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		return
+	}
+	// With length 0 key and address may be anything (IBTA C9-88).
+	if p.Info.Starts() && left > 0 && q.engine.memory.Check(q.config.Domain, memory.RemoteWrite, r.write) != memory.FaultNone {
+		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+		return
+	}
+	if n > 0 {
+		into := r.write
+		into.Length = n
+		if q.engine.memory.Write(q.config.Domain, memory.RemoteWrite, into, p.Payload(), p.Info.Ends()) != memory.FaultNone {
+			q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+			return
+		}
+	}
+	r.write.Address += n
+	r.write.Length -= n
+	r.message = messageWrite
+	q.accept(p, queue.WCRecvRDMAWithImmediate, r.writeSize)
+}
+
+// accept moves on behind a packet of a SEND or WRITE that was executed.
+func (q *QP) accept(p *roce.Packet, opcode queue.WCOpcode, length uint64) {
+	r := &q.responder
+	r.lastPlain, r.hasLastPlain = r.expected, true
+	r.expected++
+	if p.BTH.AckRequest() {
+		q.answer(r.lastPlain, roce.SyndromeAckNoCredits)
+	}
+	if !p.Info.Ends() {
+		return
+	}
+	r.message = messageNone
+	r.msn++
+	if !r.claimed {
+		return
+	}
+	r.claimed = false
+	wc := queue.WC{
+		WRID: r.receive.WRID, Opcode: opcode, QPN: uint32(q.config.QPN), ByteLen: uint32(length), PSN: uint32(p.PSN),
+	}
+	if p.Info.Has(roce.HeaderImmDt) {
+		wc.Flags |= queue.WCWithImmediate
+		wc.ImmData = p.ImmDt().Value()
+	}
+	q.complete(q.config.RecvCQ, &wc, p.BTH.Solicited())
+}
+
+func (q *QP) receiveRead(p *roce.Packet) {
+	r := &q.responder
+	reth := p.RETH()
+	want := memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: uint64(reth.Length())}
+	if q.attrs.Access&memory.RemoteRead == 0 || len(r.saved) == 0 || p.PayloadLength != 0 || p.PadCount != 0 ||
+		want.Length > queue.MaxMessage {
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		return
+	}
+	if want.Length > 0 && q.engine.memory.Check(q.config.Domain, memory.RemoteRead, want) != memory.FaultNone {
+		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+		return
+	}
+	s := &r.saved[r.savedNext%uint64(len(r.saved))]
+	if s.unanswered() {
+		// More READs in flight than the peer was granted.
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		return
+	}
+	if s.due() {
+		r.readsDue-- // for a late duplicate of a READ that the peer must have finished
+	}
+	count := max(1, (want.Length+q.mtu-1)/q.mtu)
+	*s = savedRead{
+		first: r.expected, count: count, va: want.Address, length: want.Length, rkey: want.Key, sent: r.expected,
+	}
+	r.savedNext++
+	// The READ takes all its PSNs and its MSN when it is accepted (IBTA section 9.7.7.2.1). Its response
+	// implies the acknowledgements before it.
+	r.expected += count
+	r.msn++
+	r.answer.pending = false
+	q.respond(s, s.first, want.Length)
+}
+
+// respond makes the responses for length bytes from the sequence number start on due.
+func (q *QP) respond(s *savedRead, start, length uint64) {
+	if !s.due() {
+		q.responder.readsDue++
+	}
+	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
+	s.limit = (start-s.first)*q.mtu + length
+	q.engine.Ready(q)
+}
+
+// receiveDuplicate answers a request that was executed before. It touches neither memory nor the state of a message in
+// progress, and is never answered with a NAK (IBTA section 9.7.5.1.3).
+func (q *QP) receiveDuplicate(p *roce.Packet, sequence uint64) {
+	r := &q.responder
+	switch p.Info.Operation {
+	case roce.OperationSend, roce.OperationWrite:
+		if r.hasLastPlain && (!r.answer.pending || r.answer.sequence < r.lastPlain) {
+			q.answer(r.lastPlain, roce.SyndromeAckNoCredits)
+		}
+	case roce.OperationRead:
+		q.receiveDuplicateRead(p, sequence)
+	default:
+		q.drop(roce.DropDuplicateUnanswerable)
+	}
+}
+
+// receiveDuplicateRead sends responses again, with the bytes as they are now. The request may ask for the rest
+// of the original only: a READ restart.
+func (q *QP) receiveDuplicateRead(p *roce.Packet, sequence uint64) {
+	reth := p.RETH()
+	s := q.responder.findRead(sequence)
+	if s == nil {
+		q.drop(roce.DropDuplicateUnanswerable)
+		return
+	}
+	offset := (sequence - s.first) * q.mtu
+	length := uint64(reth.Length())
+	if p.PayloadLength != 0 || reth.RKey() != s.rkey || reth.VA() != s.va+offset || length > s.length-offset {
+		q.drop(roce.DropDuplicateUnanswerable)
+		return
+	}
+	q.respond(s, sequence, length)
+}
+
+func (r *responder) findRead(sequence uint64) *savedRead {
+	for i := range r.saved {
+		if s := &r.saved[i]; sequence >= s.first && sequence-s.first < s.count {
+			return s
+		}
+	}
+	return nil
+}
+
+// flushReceives completes the receive requests that the QP holds or that wait in its queue.
+func (q *QP) flushReceives() {
+	r := &q.responder
+	for {
+		if !r.claimed {
+			if found, _ := q.config.Receive.Take(&r.receive); !found {
+				return
+			}
+		}
+		r.claimed = false
+		wc := queue.WC{WRID: r.receive.WRID, Status: queue.WCWRFlushErr, Opcode: queue.WCRecv, QPN: uint32(q.config.QPN)}
+		q.complete(q.config.RecvCQ, &wc, false)
+	}
+}

@@ -1,0 +1,103 @@
+package transport
+
+// Responses, in the order of the requests: an acknowledgement never overtakes the response of a READ before it.
+// A READ is answered packet by packet, from the memory as it is at that moment; its key is looked up for every
+// packet, since the region may go away in between.
+
+import (
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// emitResponse writes the next response into buffer and returns the frame's length, or 0 if none is due.
+func (q *QP) emitResponse(buffer []byte) int {
+	r := &q.responder
+	if q.state < StateRTR || q.state == StateError && !r.lastWords {
+		return 0
+	}
+	if r.readsDue > 0 {
+		s := r.oldestDue()
+		if !r.answer.pending || s.next <= r.answer.sequence {
+			if n := q.emitReadResponse(s, buffer); n > 0 {
+				return n
+			}
+		}
+	}
+	if !r.answer.pending {
+		return 0
+	}
+	p := q.layOut(buffer, roce.BTHFields{Opcode: roce.RCAcknowledge, PSN: q.expectedPSN(r.answer.sequence)}, 0)
+	roce.AETHFields{Syndrome: r.answer.syndrome, MSN: r.msn & roce.PSNMask}.Put(p.extension)
+	r.answer.pending = false
+	r.lastWords = false
+	return q.seal(p)
+}
+
+// oldestDue is the READ whose next response has the lowest PSN.
+func (r *responder) oldestDue() *savedRead {
+	var oldest *savedRead
+	for i := range r.saved {
+		if s := &r.saved[i]; s.due() && (oldest == nil || s.next < oldest.next) {
+			oldest = s
+		}
+	}
+	return oldest
+}
+
+func (q *QP) emitReadResponse(s *savedRead, buffer []byte) int {
+	r := &q.responder
+	offset := (s.next - s.first) * q.mtu
+	length := min(q.mtu, s.limit-offset)
+	opcode := readResponseOpcode(s.next == s.start, s.next+1 == s.stop)
+	p := q.layOut(buffer, roce.BTHFields{Opcode: opcode, PSN: q.expectedPSN(s.next)}, int(length))
+	if opcode.Info().Has(roce.HeaderAETH) {
+		roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits, MSN: r.msn & roce.PSNMask}.Put(p.extension)
+	}
+	if length > 0 {
+		from := memory.Range{Key: s.rkey, Address: s.va + offset, Length: length}
+		if q.engine.memory.Read(q.config.Domain, memory.RemoteRead, from, p.payload) != memory.FaultNone {
+			q.breakRead(s)
+			return 0
+		}
+	}
+	s.next++
+	s.sent = max(s.sent, s.next)
+	if !s.due() {
+		r.readsDue--
+	}
+	return q.seal(p)
+}
+
+// breakRead ends a READ whose region went away: a NAK takes the place of the response that could not be sent,
+// and nothing after it is answered (IBTA section 9.7.5.2.8).
+func (q *QP) breakRead(s *savedRead) {
+	r := &q.responder
+	at := s.next
+	for i := range r.saved {
+		r.saved[i].stop = r.saved[i].next
+	}
+	r.readsDue = 0
+	q.engine.counters.SentFatalNAKs++
+	q.answer(at, roce.SyndromeNAKRemoteAccess)
+	r.lastWords = true
+	q.failure = queue.WC{
+		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, QPN: uint32(q.config.QPN),
+		PSN: uint32(q.expectedPSN(at)), Syndrome: uint8(roce.SyndromeNAKRemoteAccess),
+	}
+	if q.state != StateError {
+		q.enterError()
+	}
+}
+
+func readResponseOpcode(first, last bool) roce.Opcode {
+	switch {
+	case first && last:
+		return roce.RCReadResponseOnly
+	case first:
+		return roce.RCReadResponseFirst
+	case last:
+		return roce.RCReadResponseLast
+	}
+	return roce.RCReadResponseMiddle
+}

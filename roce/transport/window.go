@@ -1,0 +1,50 @@
+package transport
+
+// window bounds the frames in flight. RC itself leaves pacing open, but a sender that overruns the peer's receive
+// ring loses up to 90 % of its frames, and go-back-N sends every one of them again. The
+// window doubles per round trip until the first loss, then grows by a frame per round trip, and halves with each loss:
+// additive increase, multiplicative decrease (RFC 5681), counted in frames.
+type window struct {
+	size, limit, threshold uint64
+	credit                 uint64 // acknowledged frames that did not yet add up to a larger window
+}
+
+const (
+	// DefaultWindow is the largest window. On veth 64 to 128 frames in flight already reach full speed, and no
+	// frame is lost while the windows of all QPs together fit into the peer's fill ring.
+	DefaultWindow = 64
+
+	initialWindow = 32
+	minimumWindow = 4
+)
+
+func (w *window) start(limit int) {
+	w.limit = uint64(limit)
+	w.size = min(initialWindow, w.limit)
+	w.threshold = w.limit
+	w.credit = 0
+}
+
+// acknowledged lets the window grow by progress of n frames.
+func (w *window) acknowledged(n uint64) {
+	if w.size < w.threshold {
+		w.size = min(w.size+n, w.threshold)
+		return
+	}
+	w.credit += n
+	if w.credit >= w.size {
+		w.credit = 0
+		w.size = min(w.size+1, w.limit)
+	}
+}
+
+// lost halves the window.
+func (w *window) lost() {
+	w.threshold = max(w.size/2, min(minimumWindow, w.limit))
+	w.size = w.threshold
+	w.credit = 0
+}
+
+// ackInterval is how many packets may go without asking for an acknowledgement: often enough that the window
+// opens in steps of a quarter.
+func (w *window) ackInterval() uint64 { return max(w.size/4, 1) }

@@ -1,0 +1,91 @@
+package verbs
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/xroce/xroce/roce/memory"
+)
+
+// MR is a registered memory region.
+type MR struct {
+	pd     *PD
+	region *memory.Region
+	buffer []byte
+	dead   atomic.Bool
+}
+
+// RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its
+// virtual address. The buffer stays reachable until Dereg; what access permits to peers may happen at any time
+// until then, so the program synchronises with them by completions or with LoadUint64.
+func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
+	return p.RegMRIova(buffer, memory.BufferAddress(buffer), access)
+}
+
+// RegMRIova is RegMR with another address for the first byte; 0 makes addresses offsets into the buffer.
+func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
+	if err != nil {
+		p.leave()
+		return nil, err
+	}
+	return &MR{pd: p, region: region, buffer: buffer}, nil
+}
+
+// Dereg ends the registration. When it returns, no byte of the buffer is read or written any more.
+func (m *MR) Dereg() error {
+	if m.dead.Swap(true) {
+		return fmt.Errorf("MR: %w", ErrClosed)
+	}
+	if err := m.pd.device.driver.Memory().Deregister(m.region); err != nil {
+		return err
+	}
+	m.pd.leave()
+	return nil
+}
+
+// LKey is the key for work requests.
+func (m *MR) LKey() uint32 { return m.region.Key() }
+
+// RKey is the key for peers.
+func (m *MR) RKey() uint32 { return m.region.Key() }
+
+// Addr is the address of the first byte.
+func (m *MR) Addr() uint64 { return m.region.Address() }
+
+// Length is the length in bytes.
+func (m *MR) Length() int { return len(m.buffer) }
+
+// Bytes is the registered buffer.
+func (m *MR) Bytes() []byte { return m.buffer }
+
+// SGE makes a scatter/gather element of length bytes at offset of the region. It does not check the range: a wrong one
+// completes with WCLocProtErr, like any other.
+func (m *MR) SGE(offset, length int) SGE {
+	return SGE{Addr: m.Addr() + uint64(offset), Length: uint32(length), LKey: m.LKey()}
+}
+
+// Remote is what a peer needs to reach the region.
+func (m *MR) Remote() RemoteMemory {
+	return RemoteMemory{Addr: m.Addr(), RKey: m.RKey(), Length: uint64(m.Length())}
+}
+
+// RemoteMemory names memory of a peer: address, key and length travel as one value.
+type RemoteMemory struct {
+	Addr   uint64 `json:"addr"`
+	Length uint64 `json:"length"`
+	RKey   uint32 `json:"rkey"`
+}
+
+// LoadUint64 loads the 8-byte aligned word at offset atomically, in host byte order. This is how a program waits for a
+// peer's RDMA WRITE without a completion: if the word is the last of the message, everything before it is
+// there once the word has changed.
+func (m *MR) LoadUint64(offset int) (uint64, error) {
+	if offset < 0 {
+		return 0, fmt.Errorf("MR: %w: offset %d", ErrInvalid, offset)
+	}
+	return m.region.LoadUint64(uint64(offset))
+}

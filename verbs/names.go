@@ -1,0 +1,174 @@
+package verbs
+
+import (
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+	"github.com/xroce/xroce/roce/transport"
+)
+
+// The names of the verbs. They are those of libibverbs without the prefix ibv_ or IBV_.
+type (
+	// GID is the address of a port: an IPv6 address, or an IPv4 address mapped into one.
+	GID = roce.GID
+	// QPN is the number of a queue pair, 24 bits.
+	QPN = roce.QPN
+	// PSN is a packet sequence number, 24 bits.
+	PSN = roce.PSN
+	// MTU is a path MTU in the encoding of the IBTA, 1 (256 bytes) to 5 (4096 bytes).
+	MTU = roce.MTU
+
+	// SendWR is a work request of a send queue.
+	SendWR = queue.SendWR
+	// RecvWR is a work request of a receive queue.
+	RecvWR = queue.RecvWR
+	// SGE is a scatter/gather element; MR.SGE makes one.
+	SGE = queue.SGE
+	// SendFlags modify a SendWR.
+	SendFlags = queue.SendFlags
+	// WROpcode is the operation of a SendWR.
+	WROpcode = queue.Opcode
+
+	// WC is a work completion.
+	WC = queue.WC
+	// WCStatus is the outcome of a work request.
+	WCStatus = queue.WCStatus
+	// WCOpcode says which operation completed.
+	WCOpcode = queue.WCOpcode
+	// WCFlags say which optional fields of a WC are valid.
+	WCFlags = queue.WCFlags
+
+	// AccessFlags are the rights of a memory region, or of a queue pair's peer.
+	AccessFlags = memory.Access
+	// QPType is the service of a queue pair.
+	QPType = transport.Type
+	// QPState is the state of a queue pair.
+	QPState = transport.State
+	// QPAttrMask says which fields of a QPAttr are set.
+	QPAttrMask = transport.AttributeMask
+	// AHAttr names the peer of a connected queue pair.
+	AHAttr = driver.AddressVector
+)
+
+// Path MTUs.
+const (
+	MTU256  = roce.MTU256
+	MTU512  = roce.MTU512
+	MTU1024 = roce.MTU1024
+	MTU2048 = roce.MTU2048
+	MTU4096 = roce.MTU4096
+)
+
+// Operations of a SendWR.
+const (
+	WRRDMAWrite        = queue.RDMAWrite
+	WRRDMAWriteWithImm = queue.RDMAWriteWithImmediate
+	WRSend             = queue.Send
+	WRSendWithImm      = queue.SendWithImmediate
+	WRRDMARead         = queue.RDMARead
+)
+
+// Flags of a SendWR.
+const (
+	SendFence     = queue.SendFence
+	SendSignaled  = queue.SendSignaled
+	SendSolicited = queue.SendSolicited
+)
+
+// Statuses of a WC.
+const (
+	WCSuccess        = queue.WCSuccess
+	WCLocLenErr      = queue.WCLocLenErr
+	WCLocQPOpErr     = queue.WCLocQPOpErr
+	WCLocProtErr     = queue.WCLocProtErr
+	WCWRFlushErr     = queue.WCWRFlushErr
+	WCBadRespErr     = queue.WCBadRespErr
+	WCLocAccessErr   = queue.WCLocAccessErr
+	WCRemInvReqErr   = queue.WCRemInvReqErr
+	WCRemAccessErr   = queue.WCRemAccessErr
+	WCRemOpErr       = queue.WCRemOpErr
+	WCRetryExcErr    = queue.WCRetryExcErr
+	WCRNRRetryExcErr = queue.WCRNRRetryExcErr
+	WCFatalErr       = queue.WCFatalErr
+	WCGeneralErr     = queue.WCGeneralErr
+)
+
+// Opcodes of a WC.
+const (
+	WCSend            = queue.WCSend
+	WCRDMAWrite       = queue.WCRDMAWrite
+	WCRDMARead        = queue.WCRDMARead
+	WCRecv            = queue.WCRecv
+	WCRecvRDMAWithImm = queue.WCRecvRDMAWithImmediate
+)
+
+// WCWithImm says that ImmData of a WC is valid.
+const WCWithImm = queue.WCWithImmediate
+
+// Rights.
+const (
+	AccessLocalWrite   = memory.LocalWrite
+	AccessRemoteWrite  = memory.RemoteWrite
+	AccessRemoteRead   = memory.RemoteRead
+	AccessRemoteAtomic = memory.RemoteAtomic
+)
+
+// QPTRC is the reliable connection.
+const QPTRC = transport.RC
+
+// States of a queue pair.
+const (
+	StateReset = transport.StateReset
+	StateInit  = transport.StateInit
+	StateRTR   = transport.StateRTR
+	StateRTS   = transport.StateRTS
+	StateError = transport.StateError
+)
+
+// Bits of a QPAttrMask.
+const (
+	QPStateMask       = transport.MaskState
+	QPCurState        = transport.MaskCurrentState
+	QPAccessFlags     = transport.MaskAccess
+	QPPKeyIndex       = transport.MaskPKeyIndex
+	QPPort            = transport.MaskPort
+	QPAV              = transport.MaskAV
+	QPPathMTU         = transport.MaskPathMTU
+	QPTimeout         = transport.MaskTimeout
+	QPRetryCnt        = transport.MaskRetryCount
+	QPRNRRetry        = transport.MaskRNRRetry
+	QPRQPSN           = transport.MaskRQPSN
+	QPMaxQPRDAtomic   = transport.MaskMaxRDAtomic
+	QPMinRNRTimer     = transport.MaskMinRNRTimer
+	QPSQPSN           = transport.MaskSQPSN
+	QPMaxDestRDAtomic = transport.MaskMaxDestRDAtomic
+	QPDestQPN         = transport.MaskDestinationQPN
+)
+
+// Limits of every device.
+const (
+	MaxSGE      = queue.MaxSGE
+	MaxQPWR     = driver.MaxWR
+	MaxCQE      = driver.MaxCQE
+	MaxMsgSize  = queue.MaxMessage
+	MaxRDAtomic = transport.MaxRDAtomic
+)
+
+// Errors. They come wrapped, with the values that clash; test with errors.Is.
+var (
+	ErrClosed         = driver.ErrClosed        // the object was destroyed or the device closed
+	ErrInUse          = driver.ErrInUse         // objects that depend on it exist (EBUSY)
+	ErrInvalid        = driver.ErrInvalid       // an argument makes no sense (EINVAL)
+	ErrLimit          = driver.ErrLimit         // more than the device can do (EINVAL)
+	ErrState          = driver.ErrState         // the queue pair is in the wrong state (EINVAL)
+	ErrPathMTU        = driver.ErrPathMTU       // the path MTU does not fit the device
+	ErrNoGID          = driver.ErrNoGID         // no such entry in the GID table
+	ErrNotSupported   = driver.ErrNotSupported  // not implemented
+	ErrTransition     = transport.ErrTransition // ModifyQP: no such transition, or attributes missing or extra
+	ErrAttribute      = transport.ErrAttribute  // ModifyQP: an attribute is out of range
+	ErrQueueFull      = queue.ErrFull           // no free slot (ENOMEM)
+	ErrTooManySGEs    = queue.ErrTooManySGEs
+	ErrMessageTooLong = queue.ErrTooLong
+	ErrAccessFlags    = memory.ErrAccess // access flags do not fit each other
+)

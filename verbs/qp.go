@@ -1,0 +1,177 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/transport"
+)
+
+// QPCap are the capacities of a queue pair. Fields that are 0 get a default.
+type QPCap struct {
+	MaxSendWR  int // requests in the send queue, 128 by default
+	MaxRecvWR  int // requests in the receive queue, 128 by default
+	MaxSendSGE int // elements per request, 1 by default
+	MaxRecvSGE int
+}
+
+// QPInitAttr describes a queue pair to make.
+type QPInitAttr struct {
+	SendCQ, RecvCQ *CQ
+	Cap            QPCap
+	QPType         QPType // QPTRC by default
+	// SQSigAll makes every send request complete as if it had SendSignaled.
+	SQSigAll bool
+}
+
+// QPAttr are the attributes of a queue pair; a QPAttrMask says which of them are meant.
+type QPAttr struct {
+	State           QPState
+	CurState        QPState
+	PathMTU         MTU
+	RQPSN           PSN // first PSN expected
+	SQPSN           PSN // first PSN sent
+	DestQPN         QPN
+	AccessFlags     AccessFlags // what the peer may do at all
+	AH              AHAttr
+	PKeyIndex       uint16
+	PortNum         uint8
+	MaxRDAtomic     uint8 // READs in flight towards the peer
+	MaxDestRDAtomic uint8 // READs that the peer may have in flight
+	MinRNRTimer     uint8 // RNR timer code 0..31
+	Timeout         uint8 // local ACK timeout: 4.096 us * 2^Timeout, 0 is never
+	RetryCnt        uint8 // 0..7
+	RNRRetry        uint8 // 0..7, 7 is for ever
+}
+
+// QP is a queue pair. All methods may be called concurrently.
+type QP struct {
+	pd     *PD
+	driver *driver.QP
+	psn    PSN
+	ah     AHAttr
+}
+
+// CreateQP makes a queue pair in state RESET.
+func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
+	if a.SendCQ == nil || a.RecvCQ == nil {
+		return nil, fmt.Errorf("QP: %w: SendCQ and RecvCQ must be set", ErrInvalid)
+	}
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	if a.QPType == 0 {
+		a.QPType = QPTRC
+	}
+	q, err := p.device.driver.CreateQP(driver.QPConfig{
+		Type: a.QPType, Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
+		MaxSendWR: orDefault(a.Cap.MaxSendWR, 128), MaxRecvWR: orDefault(a.Cap.MaxRecvWR, 128),
+		MaxSendSGE: orDefault(a.Cap.MaxSendSGE, 1), MaxRecvSGE: orDefault(a.Cap.MaxRecvSGE, 1),
+		SignalAll: a.SQSigAll,
+	})
+	if err != nil {
+		p.leave()
+		return nil, err
+	}
+	return &QP{pd: p, driver: q, psn: PSN(rand.Uint32()) & roce.PSNMask}, nil
+}
+
+func orDefault(value, fallback int) int {
+	if value == 0 {
+		return fallback
+	}
+	return value
+}
+
+// QPN is the number of the queue pair.
+func (q *QP) QPN() QPN { return q.driver.Number() }
+
+// State is the state of the queue pair.
+func (q *QP) State() QPState { return q.driver.State() }
+
+// Cap returns the capacities.
+func (q *QP) Cap() QPCap {
+	c := q.driver.Config()
+	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE}
+}
+
+// PostSend posts requests in order. It stops at the first one that is refused and returns a *PostError with its index;
+// the ones before it stay posted. The requests are copied, the memory they name is the engine's until they complete.
+func (q *QP) PostSend(wrs ...SendWR) error {
+	posted, err := q.driver.PostSend(wrs)
+	return postError(posted, err)
+}
+
+// PostRecv posts receives in order; see PostSend.
+func (q *QP) PostRecv(wrs ...RecvWR) error {
+	posted, err := q.driver.PostRecv(wrs)
+	return postError(posted, err)
+}
+
+// PostError says which request of a list was refused.
+type PostError struct {
+	Bad int // its index; all before it were posted
+	Err error
+}
+
+func (e *PostError) Error() string { return fmt.Sprintf("work request %d: %v", e.Bad, e.Err) }
+
+// Unwrap returns the reason.
+func (e *PostError) Unwrap() error { return e.Err }
+
+func postError(posted int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &PostError{Bad: posted, Err: err}
+}
+
+// resolveTimeout bounds the search for the peer's Ethernet address in ModifyQP.
+const resolveTimeout = 3 * time.Second
+
+// ModifyQP changes the attributes that mask names, all of them or none. The transition to RTR looks for the peer's
+// Ethernet address and gives up after 3 seconds.
+func (q *QP) ModifyQP(a QPAttr, mask QPAttrMask) error {
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	defer cancel()
+	return q.ModifyQPContext(ctx, a, mask)
+}
+
+// ModifyQPContext is ModifyQP with a context that bounds the search for the peer.
+func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) error {
+	return q.driver.Modify(ctx, &transport.Attributes{
+		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
+		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
+		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
+	}, &a.AH, mask)
+}
+
+// QueryQP returns the attributes as they are now.
+func (q *QP) QueryQP() QPAttr {
+	a, av, _ := q.driver.Query()
+	return QPAttr{
+		State: a.State, CurState: a.CurrentState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestQPN: a.DestinationQPN, AccessFlags: a.Access, PKeyIndex: a.PKeyIndex, PortNum: a.Port,
+		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
+		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: av,
+	}
+}
+
+// Destroy destroys the queue pair. Requests in its queues get no completion any more; when it returns, the engine touches
+// none of their buffers.
+func (q *QP) Destroy() error {
+	if err := q.driver.Close(); err != nil {
+		return err
+	}
+	q.pd.leave()
+	return nil
+}
+
+// Outstanding is how many posted send requests are not complete: 0 means that the engine needs none of their buffers
+// any more, those of requests that asked for no completion included.
+func (q *QP) Outstanding() int { return q.driver.Outstanding() }

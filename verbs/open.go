@@ -1,0 +1,50 @@
+package verbs
+
+import (
+	"github.com/xroce/xroce/roce/link/xdp"
+)
+
+// XDPMode says where the XDP program runs.
+type XDPMode = xdp.Mode
+
+// Modes of the XDP program.
+const (
+	XDPAuto    = xdp.ModeAuto    // the first that works, from native with multi-buffer to generic
+	XDPNative  = xdp.ModeNative  // in the driver
+	XDPGeneric = xdp.ModeGeneric // in the kernel's generic receive path: any driver
+)
+
+// CopyMode says how frames get between the driver and the engine.
+type CopyMode = xdp.CopyMode
+
+// Copy modes.
+const (
+	CopyAuto = xdp.CopyAuto // zero copy where the driver can
+	CopyOnly = xdp.CopyOnly
+	ZeroCopy = xdp.ZeroCopy
+)
+
+// Options of OpenDevice; the zero value works.
+type Options struct {
+	// NetNS is the network namespace of the device, a path such as /run/netns/blue. Empty means that of the
+	// calling thread.
+	NetNS string
+	// Mode and Copy choose how packets get to the engine; Device.Information tells what was obtained.
+	Mode XDPMode
+	Copy CopyMode
+	// Queues is how many queues of the network device are used; 0 means all.
+	Queues int
+	// Window is the largest number of frames in flight per queue pair and direction; 0 means the default.
+	Window int
+}
+
+// OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program and
+// binds an AF_XDP socket to each queue. Packets that are not for this process stay with the kernel. It needs root or the
+// capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Everything is undone by Close, and by the end of the process.
+func OpenDevice(name string, o Options) (*Device, error) {
+	l, err := xdp.Open(name, xdp.Options{NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, Queues: o.Queues})
+	if err != nil {
+		return nil, err
+	}
+	return NewDevice(l, EngineOptions{Window: o.Window})
+}

@@ -33,6 +33,8 @@ type Parameters struct {
 	Queues int
 	// WorstFault bounds the odds of each fault.
 	WorstFault float64
+	// Tap, if not nil, sees every frame that is delivered.
+	Tap func(at time.Duration, frame []byte)
 }
 
 const (
@@ -90,9 +92,11 @@ func NewProgram(p Parameters) (*Program, error) {
 	faults := mem.Faults{Drop: odds(), Duplicate: odds(), Reorder: odds(), Corrupt: odds()}
 	g := &Program{
 		seed: p.Seed, random: random,
-		mtu:   verbs.MTU(1 + random.IntN(5)),
-		v6:    random.IntN(2) == 0,
-		world: NewWorld(mem.Options{Seed: p.Seed, Faults: faults, Scatter: p.Queues > 1 && random.IntN(2) == 0}),
+		mtu: verbs.MTU(1 + random.IntN(5)),
+		v6:  random.IntN(2) == 0,
+		world: NewWorld(mem.Options{
+			Seed: p.Seed, Faults: faults, Scatter: p.Queues > 1 && random.IntN(2) == 0, Tap: p.Tap,
+		}),
 	}
 	window := []int{0, 1, 2, 5, 16, 128}[random.IntN(6)]
 	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, %+v", g.mtu, window, p.Queues, faults)

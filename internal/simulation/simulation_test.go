@@ -1,9 +1,15 @@
 package simulation_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/simulation"
 )
@@ -11,6 +17,7 @@ import (
 var (
 	seeds = flag.Int("seeds", 500, "number of seeds to run")
 	first = flag.Uint64("seed", 1, "first seed")
+	soak  = flag.Duration("soak", 0, "run random seeds for this long instead")
 )
 
 // TestSimulation runs random programs over a network that loses, doubles, damages and reorders up to 5 % of the frames
@@ -18,19 +25,45 @@ var (
 func TestSimulation(t *testing.T) {
 	for _, queues := range []int{1, 2} {
 		t.Run(fmt.Sprintf("queues=%d", queues), func(t *testing.T) {
+			if *soak > 0 {
+				count := 0
+				for end := time.Now().Add(*soak / 2); time.Now().Before(end); count++ {
+					run(t, queues, rand.Uint64())
+				}
+				t.Logf("%d seeds", count)
+				return
+			}
 			for seed := *first; seed < *first+uint64(*seeds); seed++ {
-				run(t, simulation.Parameters{Seed: seed, Queues: queues, WorstFault: 0.05})
+				run(t, queues, seed)
 			}
 		})
 	}
 }
 
-func run(t *testing.T, p simulation.Parameters) {
-	program, err := simulation.NewProgram(p)
+func run(t *testing.T, queues int, seed uint64) {
+	program, err := simulation.NewProgram(simulation.Parameters{Seed: seed, Queues: queues, WorstFault: 0.05})
 	if err == nil {
 		err = program.Run()
 	}
 	if err != nil {
-		t.Fatalf("seed %d: %v\nreplay: go test ./internal/simulation -run '%s' -seed %d -seeds 1", p.Seed, err, t.Name(), p.Seed)
+		t.Fatalf("seed %d: %v\nreplay: go test ./internal/simulation -run '%s' -seed %d -seeds 1", seed, err, t.Name(), seed)
 	}
+}
+
+// TestReplay: a seed gives the same packets at the same times, however often it is run.
+func TestReplay(t *testing.T) {
+	packets := func(seed uint64) string {
+		log := sha256.New()
+		program, err := simulation.NewProgram(simulation.Parameters{
+			Seed: seed, Queues: 2, WorstFault: 0.05,
+			Tap: func(at time.Duration, frame []byte) { fmt.Fprintf(log, "%d %x\n", at, frame) },
+		})
+		require.NoError(t, err)
+		require.NoError(t, program.Run())
+		return hex.EncodeToString(log.Sum(nil))
+	}
+	for seed := range uint64(10) {
+		require.Equal(t, packets(seed), packets(seed), "seed %d", seed)
+	}
+	require.NotEqual(t, packets(1), packets(2))
 }

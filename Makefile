@@ -1,0 +1,66 @@
+# Everything that a fresh machine needs beside Go, make and root is fetched by Go itself. Only "make generate" wants more:
+# clang, llvm-strip and the kernel's BPF headers (Debian: clang llvm libbpf-dev).
+
+GO ?= go
+export CGO_ENABLED := 0
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+FUZZTIME ?= 10s
+DURATION ?= 10m
+
+.PHONY: all build demo test race lint fuzz generate check-generated cross bench soak clean
+
+all: build
+
+build:
+	$(GO) build -trimpath -o bin/xroce ./cmd/xroce
+
+# Two namespaces, a veth pair, and a real file over it. Needs root.
+demo: build
+	bin/xroce demo $(DEMOFLAGS)
+
+# All tests. Those that need root skip without it, and say so; with CI=true they fail instead.
+test:
+	$(GO) test -count=1 -timeout 5m ./...
+
+# The tests again under the race detector (which needs cgo), with the long run of the test for stranded work.
+race:
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 100
+
+lint:
+	test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+
+# Every fuzz target for FUZZTIME.
+fuzz:
+	@set -e; for package in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			echo "fuzz $$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+generate:
+	$(GO) generate ./...
+
+# The committed output of "make generate" is what the sources give.
+check-generated: generate
+	git diff --exit-code -- bpf
+
+# It builds for the other architecture, and the packages that programs import build where there is no AF_XDP.
+cross:
+	GOOS=linux GOARCH=arm64 $(GO) vet ./...
+	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
+	GOOS=darwin GOARCH=arm64 $(GO) build ./verbs ./xsk ./bpf
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem ./roce/... ./verbs
+
+# Random programs until DURATION is over.
+soak:
+	$(GO) test -count=1 -timeout 0 ./internal/simulation -soak $(DURATION)
+
+clean:
+	rm -rf bin

@@ -124,13 +124,16 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 }
 
 // Exchange sends local to the program at the other end of channel and returns what that one sent: a line of JSON each
-// way.
+// way, both at once.
 func Exchange(channel io.ReadWriter, local Endpoint) (Endpoint, error) {
-	if err := json.NewEncoder(channel).Encode(local); err != nil {
-		return Endpoint{}, fmt.Errorf("exchange of endpoints: %w", err)
-	}
+	written := make(chan error, 1)
+	go func() { written <- json.NewEncoder(channel).Encode(local) }()
 	var remote Endpoint
-	if err := ReadMessage(channel, &remote); err != nil {
+	err := ReadMessage(channel, &remote)
+	if err == nil {
+		err = <-written
+	}
+	if err != nil {
 		return Endpoint{}, fmt.Errorf("exchange of endpoints: %w", err)
 	}
 	return remote, nil

@@ -36,8 +36,6 @@ type Device struct {
 	watcher *watcher
 
 	closing atomic.Bool
-	life    context.Context // ends with Close
-	end     context.CancelFunc
 
 	mu    sync.Mutex // guards state, and is held while the maps of the program change
 	state netdevState
@@ -83,7 +81,6 @@ func open(name string, o Options) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name}}
-	d.life, d.end = context.WithCancel(context.Background())
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -283,16 +280,9 @@ func (d *Device) Addresses() ([]netip.Addr, error) {
 // Resolve finds the Ethernet address for packets from source to destination, over this network device only.
 // An invalid source leaves its choice to the routes. Multicast destinations need no answer. Link-local
 // addresses may carry the zone of this device. Errors match link.ErrNoNeighbour where there is no route over this
-// device or no answer while ctx lasted, and then ctx.Err() too.
+// device or no answer while ctx lasted, and then ctx.Err() too. Close ends a Resolve that waits.
 func (d *Device) Resolve(ctx context.Context, source, destination netip.Addr) (link.Neighbour, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(d.life, cancel)()
-	neighbour, err := d.netdev.resolve(ctx, source, destination)
-	if err != nil && d.closing.Load() {
-		err = link.ErrClosed
-	}
-	return neighbour, err
+	return d.netdev.resolve(ctx, source, destination)
 }
 
 // Queues returns the queues, queue i of the network device at index i.
@@ -313,7 +303,6 @@ func (d *Device) Close() error {
 	if d.closing.Swap(true) {
 		return nil
 	}
-	d.end()
 	var failures []error
 	if d.watcher != nil {
 		d.watcher.close()

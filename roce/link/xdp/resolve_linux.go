@@ -115,7 +115,7 @@ func (r resolver) route(source, destination netip.Addr) (nextHop, error) {
 	if destination.IsMulticast() {
 		return nextHop{address: destination, multicast: true, hopLimit: defaultHopLimit}, nil
 	}
-	options := netlink.RouteGetOptions{OifIndex: r.index, FIBMatch: false}
+	options := netlink.RouteGetOptions{OifIndex: r.index, FIBMatch: true}
 	if named(source) {
 		options.SrcAddr = source.AsSlice()
 	}
@@ -212,7 +212,7 @@ func (r resolver) await(ctx context.Context, neighbour netip.Addr) (roce.MAC, er
 		}
 		select {
 		case <-ctx.Done():
-			return roce.MAC{}, context.Cause(ctx)
+			return roce.MAC{}, ctx.Err()
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
 		}

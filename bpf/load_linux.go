@@ -1,0 +1,205 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// bpf_xdp_get_buff_len, bpf_xdp_load_bytes and programs for several buffers came with this kernel.
+const firstKernel = "Linux 5.18"
+
+// Load checks the options, loads the program and creates its maps. Nothing is
+// redirected before [Attach].
+//
+// Errors match [ErrInvalid], [ErrPermission] or [ErrNotSupported].
+func Load(options Options) (*Program, error) {
+	if err := options.validate(); err != nil {
+		return nil, fmt.Errorf("load XDP program: %w", err)
+	}
+	specs, err := newSpecs()
+	if err != nil {
+		return nil, err
+	}
+	specs.plain.Maps[roceMapSockets].MaxEntries = uint32(max(options.Queues, 1))
+
+	var objects roceObjects
+	if err := specs.plain.LoadAndAssign(&objects, nil); err != nil {
+		return nil, explainLoad("load XDP program", err)
+	}
+	p := &Program{plain: objects.XdpRoce, maps: objects.roceMaps}
+	if options.NoFrags {
+		p.noFrags = errors.New("not wanted (Options.NoFrags)")
+	} else if err := p.loadFrags(specs.frags); err != nil {
+		p.noFrags = explainLoad("load XDP program for several buffers", err)
+	}
+	err = p.maps.Configuration.Put(uint32(0), &roceConfiguration{
+		Mac:      roceMac{Octet: options.MAC},
+		OwnGsi:   boolByte(options.OwnGSI),
+		QpnBase:  options.QPNBase,
+		QpnCount: options.qpnCount(),
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("configure XDP program: %w", err), p.Close())
+	}
+	return p, nil
+}
+
+// loadFrags loads the program a second time, on the same maps.
+func (p *Program) loadFrags(spec *ebpf.CollectionSpec) error {
+	spec.Maps[roceMapSockets].MaxEntries = p.maps.Sockets.MaxEntries()
+	var programs rocePrograms
+	err := spec.LoadAndAssign(&programs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		roceMapSockets:       p.maps.Sockets,
+		roceMapAddresses:     p.maps.Addresses,
+		roceMapGroups:        p.maps.Groups,
+		roceMapConfiguration: p.maps.Configuration,
+		roceMapCounters:      p.maps.Counters,
+	}})
+	p.frags = programs.XdpRoce
+	return err
+}
+
+// specs are the two forms in which the program is loaded.
+type specs struct{ plain, frags *ebpf.CollectionSpec }
+
+func newSpecs() (specs, error) {
+	frags, err := loadRoce()
+	if err != nil {
+		return specs{}, err
+	}
+	plain := frags.Copy()
+	plain.Programs[roceProgXdpRoce].Flags &^= unix.BPF_F_XDP_HAS_FRAGS
+	return specs{plain: plain, frags: frags}, nil
+}
+
+func explainLoad(operation string, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return &PermissionError{Operation: operation, Missing: missingCapabilities(), Err: err}
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOSYS),
+		errors.Is(err, ebpf.ErrNotSupported):
+		// The object in this package is valid, so what this kernel refuses
+		// (EINVAL; EACCES is the verifier's) is unknown to it: the bpf system
+		// call, a map type, a helper or a flag.
+		return &UnsupportedError{
+			Feature: operation + " with AF_XDP (CONFIG_XDP_SOCKETS), bpf_xdp_get_buff_len and BPF_F_XDP_HAS_FRAGS",
+			Since:   firstKernel,
+			Err:     err,
+		}
+	}
+	return fmt.Errorf("%s: %w", operation, err)
+}
+
+// FromFDs makes a Program of descriptors that another process got from
+// [Program.FDs]. It needs no capability. It takes over the descriptors, also
+// when it fails: they are closed with the Program, or before FromFDs returns.
+// Only numbers that cannot be right (0, the same twice) are refused and left alone.
+//
+// Errors match [ErrInvalid] if a descriptor is not what its field says, or comes
+// from another version of this package.
+func FromFDs(fds FDs) (*Program, error) {
+	if err := fds.validate(); err != nil {
+		return nil, err
+	}
+	specs, err := newSpecs()
+	if err != nil {
+		return nil, err
+	}
+	p := &Program{noFrags: errors.New("no descriptor for it (FDs.FragsProgram)")}
+	var opened []io.Closer
+	var failures []error
+	note := func(name string, object io.Closer, err error) {
+		if err != nil {
+			failures = append(failures, fmt.Errorf("%w: descriptor of %s: %w", ErrInvalid, name, err))
+			return
+		}
+		opened = append(opened, object)
+	}
+
+	for _, m := range []struct {
+		name        string
+		fd          int
+		destination **ebpf.Map
+	}{
+		{roceMapSockets, fds.Sockets, &p.maps.Sockets},
+		{roceMapAddresses, fds.Addresses, &p.maps.Addresses},
+		{roceMapGroups, fds.Groups, &p.maps.Groups},
+		{roceMapConfiguration, fds.Configuration, &p.maps.Configuration},
+		{roceMapCounters, fds.Counters, &p.maps.Counters},
+	} {
+		*m.destination, err = mapFromFD(m.fd, specs.plain.Maps[m.name])
+		note(m.name, *m.destination, err)
+	}
+	p.plain, err = programFromFD(fds.Program)
+	note("program", p.plain, err)
+	if fds.FragsProgram >= 0 {
+		p.frags, err = programFromFD(fds.FragsProgram)
+		note("program for several buffers", p.frags, err)
+	}
+	if fds.Link >= 0 {
+		p.attachment, err = attachmentFromFD(p, fds.Link, fds.Rung)
+		note("link", p.attachment, err)
+	}
+	if len(failures) > 0 {
+		for _, object := range opened {
+			failures = append(failures, object.Close())
+		}
+		return nil, errors.Join(failures...)
+	}
+	return p, nil
+}
+
+func mapFromFD(fd int, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.NewMapFromFD(fd)
+	if err != nil {
+		return nil, err
+	}
+	if spec.Name == roceMapSockets { // of any length
+		spec.MaxEntries = m.MaxEntries()
+	}
+	if err := spec.Compatible(m); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func programFromFD(fd int) (*ebpf.Program, error) {
+	program, err := ebpf.NewProgramFromFD(fd)
+	if err != nil {
+		return nil, err
+	}
+	if program.Type() != ebpf.XDP {
+		return nil, errors.Join(fmt.Errorf("program of type %v, want %v", program.Type(), ebpf.XDP), program.Close())
+	}
+	return program, nil
+}
+
+func attachmentFromFD(p *Program, fd int, rung Rung) (*Attachment, error) {
+	l, err := link.NewFromFD(fd)
+	if err != nil {
+		return nil, err
+	}
+	info, err := l.Info()
+	if err == nil && info.XDP() == nil {
+		err = fmt.Errorf("link of type %v, want XDP", info.Type)
+	}
+	if err == nil && !rung.valid() {
+		err = fmt.Errorf("%v for the link", rung)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &Attachment{program: p, link: l, rung: rung, ifindex: int(info.XDP().Ifindex)}, nil
+}
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,296 @@
+package puppet_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// What must not disturb a queue pair: packets that cannot be taken apart, that are not for it, or that no reliable
+// connection has.
+
+// drops returns how often packets were dropped, by reason.
+func drops(e *puppet.End) map[string]uint64 {
+	c := e.Device.Counters()
+	return c.DropReasons()
+}
+
+// moved returns which counters of drops differ, and by how much.
+func moved(before, after map[string]uint64) map[string]uint64 {
+	difference := make(map[string]uint64)
+	for reason, n := range after {
+		if n != before[reason] {
+			difference[reason] = n - before[reason]
+		}
+	}
+	return difference
+}
+
+// write is the packet that shows that a queue pair is in order.
+func write(e *puppet.End, psn roce.PSN) puppet.Packet {
+	return puppet.Packet{Opcode: roce.RCWriteOnly, PSN: psn, RETH: e.RETH(0, 4), Payload: []byte("rose"), AckRequest: true}
+}
+
+// cutTo makes a frame's UDP payload size bytes long, with lengths that fit.
+func cutTo(p *puppet.Puppet, opcode roce.Opcode, pad uint8, size int) []byte {
+	packet := puppet.Packet{
+		Opcode: opcode, PSN: puppet.FirstPSN, AckRequest: true, Payload: make([]byte, 16), Wrong: puppet.Wrong{PadCount: &pad},
+	}
+	const headers = 14 + 20 + 8
+	excess := len(p.Frame(packet)) - headers - size
+	packet.Wrong.IPLength, packet.Wrong.UDPLength = -excess, -excess
+	return p.Frame(packet)[:headers+size]
+}
+
+// TestCase_A4_Runts sends packets of every opcode that end too early, by every length and pad count.
+func TestCase_A4_Runts(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{})
+	end := stage.NewEnd(puppet.EndOptions{})
+	p := stage.NewPuppet()
+	p.Connect(end)
+	attributes := end.QP.QueryQP()
+	image := string(end.MR.Bytes())
+	for opcode := range 256 {
+		reason, smallest := "opcode_unknown", roce.BTHLength
+		if info := roce.Opcode(opcode).Info(); info != nil {
+			reason, smallest = "too_short", roce.BTHLength+info.HeaderLength+roce.ICRCLength
+		}
+		for pad := range uint8(4) {
+			for size := range smallest + int(pad) {
+				want := reason
+				if size < roce.BTHLength {
+					want = "too_short"
+				}
+				before := drops(end)
+				p.Raw(cutTo(p, roce.Opcode(opcode), pad, size))
+				stage.Pass(10 * time.Microsecond)
+				require.Equal(t, map[string]uint64{want: 1}, moved(before, drops(end)),
+					"opcode %#x, pad count %d, %d bytes behind UDP", opcode, pad, size)
+			}
+		}
+	}
+	p.ExpectNothing(time.Second)
+	require.Equal(t, attributes, end.QP.QueryQP())
+	require.Equal(t, image, string(end.MR.Bytes()))
+	p.Send(write(end, 100))
+	p.ExpectAck(100, 1)
+}
+
+// TestCase_A4_Lengths lets the lengths in the IP and UDP headers lie.
+func TestCase_A4_Lengths(t *testing.T) {
+	for _, index := range []int{0, 1} {
+		t.Run(fmt.Sprintf("GID %d", index), func(t *testing.T) {
+			stage := puppet.NewStage(t, mem.Options{})
+			end := stage.NewEnd(puppet.EndOptions{})
+			p := stage.NewPuppet()
+			p.Connect(end, func(a *verbs.QPAttr) { a.AH.SGIDIndex = index })
+			attributes := end.QP.QueryQP()
+			for ip := -80; ip <= 80; ip++ {
+				for _, udp := range []int{-80, -56, -50, -44, -40, -9, -4, -1, 0, 1, 4, 80} {
+					if ip >= 0 && udp == 0 && ip <= 20 {
+						continue // IP may say more than UDP, as long as the frame has it
+					}
+					packet := write(end, 100)
+					packet.Wrong = puppet.Wrong{IPLength: ip, UDPLength: udp, Trailer: 20}
+					before := drops(end)
+					p.Send(packet)
+					stage.Pass(10 * time.Microsecond)
+					difference := moved(before, drops(end))
+					require.Len(t, difference, 1, "IP length %+d, UDP length %+d", ip, udp)
+					for _, n := range difference {
+						require.Equal(t, uint64(1), n)
+					}
+				}
+			}
+			p.ExpectNothing(time.Second)
+			require.Equal(t, attributes, end.QP.QueryQP())
+			packet := write(end, 100)
+			packet.Wrong = puppet.Wrong{IPLength: 20, Trailer: 20}
+			p.Send(packet)
+			p.ExpectAck(100, 1)
+		})
+	}
+}
+
+// TestCase_A4_WrongPad: a request in sequence whose pad count does not fit its length, but which can be taken apart, is
+// an invalid request (IBTA section 9.7.4.1.6). A response or a packet out of sequence is dropped.
+func TestCase_A4_WrongPad(t *testing.T) {
+	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnly, roce.RCWriteOnlyImmediate, roce.RCReadRequest} {
+		for length := range 9 {
+			for pad := range uint8(4) {
+				bytes := (length+3)&^3 - int(pad) // of payload, for who believes the pad count
+				if bytes < 0 || opcode == roce.RCReadRequest && length == 0 {
+					continue
+				}
+				fits := -bytes&3 == int(pad) && opcode != roce.RCReadRequest
+				t.Run(fmt.Sprintf("%v %d bytes pad %d", opcode, length, pad), func(t *testing.T) {
+					stage := puppet.NewStage(t, mem.Options{})
+					end := stage.NewEnd(puppet.EndOptions{})
+					p := stage.NewPuppet()
+					p.Connect(end)
+					end.PostRecv(1, 4096, 64)
+					packet := puppet.Packet{
+						Opcode: opcode, PSN: 101, Payload: make([]byte, length), AckRequest: true, RETH: end.RETH(0, bytes),
+						Wrong: puppet.Wrong{PadCount: &pad},
+					}
+					p.Send(packet)
+					p.ExpectNAK(100, roce.SyndromeNAKSequence)
+					require.Equal(t, verbs.StateRTS, end.QP.State())
+					packet.PSN = 100
+					p.Send(packet)
+					if fits {
+						p.ExpectAck(100, 1)
+						return
+					}
+					p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
+					require.Equal(t, verbs.StateError, end.QP.State())
+				})
+			}
+		}
+	}
+}
+
+// extensions is a packet whose extension headers are all zero, so that it asks for 0 bytes if it asks for anything.
+func extensions(opcode roce.Opcode, psn roce.PSN) puppet.Packet {
+	payload := 0
+	if opcode == roce.RCAtomicWrite {
+		payload = 8
+	}
+	if opcode == roce.CNP {
+		payload = 16
+	}
+	return puppet.Packet{Opcode: opcode, PSN: psn, AckRequest: true, Payload: make([]byte, payload)}
+}
+
+// TestCase_A5 sends all 256 opcodes to a live queue pair, with the expected PSN, one behind it and one ahead of it,
+// with right and wrong ICRC. A second queue pair must not notice.
+func TestCase_A5(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{})
+	end := stage.NewEnd(puppet.EndOptions{})
+	p, bystander := stage.NewPuppet(), stage.NewPuppet()
+	other := end.NewQP(verbs.QPCap{})
+	bystander.ConnectQP(end.Device, other)
+	psn, msn := roce.PSN(100), uint32(0)
+	try := func(opcode roce.Opcode, distance int, spoilt bool) {
+		defer func() {
+			if t.Failed() {
+				t.Logf("opcode %#x, PSN %+d, ICRC wrong: %v", uint8(opcode), distance, spoilt)
+			}
+		}()
+		qp := end.NewQP(verbs.QPCap{})
+		p.ConnectQP(end.Device, qp)
+		require.NoError(t, qp.PostRecv(verbs.RecvWR{}))
+		packet := extensions(opcode, roce.PSN(100+distance))
+		packet.Wrong.ICRC = spoilt
+		p.Send(packet)
+
+		sent := stage.Now()
+		bystander.Send(write(end, psn))
+		msn++
+		require.Equal(t, 2*time.Microsecond, bystander.ExpectAck(psn, msn).At-sent)
+		psn++
+		expectAnswer(t, p, qp, opcode, distance, spoilt)
+	}
+	for opcode := range 256 {
+		for _, distance := range []int{0, -1, 1} {
+			try(roce.Opcode(opcode), distance, true)
+			try(roce.Opcode(opcode), distance, false)
+		}
+	}
+}
+
+// expectAnswer says what a queue pair must make of a packet of TestCase_A5.
+func expectAnswer(t *testing.T, p *puppet.Puppet, qp *verbs.QP, opcode roce.Opcode, distance int, spoilt bool) {
+	request := opcode.Info() != nil && opcode.Info().Request && opcode.Transport() == roce.TransportRC
+	state := verbs.StateRTS
+	switch {
+	case spoilt || !request || distance < 0: // nothing was executed yet that a duplicate could be of
+	case distance > 0:
+		p.ExpectNAK(100, roce.SyndromeNAKSequence)
+	case opcode == roce.RCSendOnly, opcode == roce.RCSendOnlyImmediate, opcode == roce.RCWriteOnly, opcode == roce.RCWriteOnlyImmediate:
+		p.ExpectAck(100, 1)
+	case opcode == roce.RCReadRequest:
+		p.ExpectPacket(roce.RCReadResponseOnly, 100).Says(roce.SyndromeAckNoCredits, 1)
+	default:
+		p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
+		state = verbs.StateError
+	}
+	p.ExpectNothing(10 * time.Microsecond)
+	require.Equal(t, state, qp.State())
+}
+
+// TestCase_A17 sends packets to the right number that are not meant for the queue pair.
+func TestCase_A17(t *testing.T) {
+	for name, c := range map[string]struct {
+		wrong  puppet.Wrong
+		reason string
+	}{
+		"destination address": {puppet.Wrong{Destination: netip.MustParseAddr("10.0.0.9")}, "address_mismatch"},
+		"source address":      {puppet.Wrong{Source: netip.MustParseAddr("10.0.0.9")}, "address_mismatch"},
+		"partition key":       {puppet.Wrong{PKey: new(uint16(0xFFFE))}, "pkey_bad"},
+		"partition key 0":     {puppet.Wrong{PKey: new(uint16(0))}, "pkey_bad"},
+		"number":              {puppet.Wrong{QPN: new(roce.QPN(2))}, "qpn_unknown"},
+		"QP1":                 {puppet.Wrong{QPN: new(roce.QPNGSI)}, "qpn_unknown"},
+		"multicast number":    {puppet.Wrong{QPN: new(roce.QPNMulticast)}, "qpn_unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage := puppet.NewStage(t, mem.Options{})
+			end := stage.NewEnd(puppet.EndOptions{})
+			p := stage.NewPuppet()
+			p.Connect(end)
+			attributes := end.QP.QueryQP()
+			// One that would be answered with a NAK, one that would be executed, one that would be acknowledged.
+			for _, psn := range []roce.PSN{101, 100, 99} {
+				packet := write(end, psn)
+				packet.Wrong = c.wrong
+				p.Send(packet)
+			}
+			ack := puppet.Packet{Opcode: roce.RCAcknowledge, PSN: 40, Wrong: c.wrong}
+			end.Post(end.Request(1, verbs.WRSend, 0, 0))
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			p.Send(ack)
+			p.ExpectNothing(time.Millisecond)
+			end.ExpectNoCompletion()
+			require.Equal(t, map[string]uint64{c.reason: 4}, drops(end))
+			require.Equal(t, attributes, end.QP.QueryQP())
+			p.Ack(40, 1)
+			end.ExpectSend(1, verbs.WCSuccess)
+			p.Send(write(end, 100))
+			p.ExpectAck(100, 1)
+		})
+	}
+}
+
+// TestCase_A5_Noise is what a fuzzer on the network does: random bytes behind good addresses.
+func TestCase_A5_Noise(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{Seed: 5, Faults: mem.Faults{Corrupt: 1}})
+	end := stage.NewEnd(puppet.EndOptions{})
+	p := stage.NewPuppet()
+	p.Connect(end)
+	image := string(end.MR.Bytes())
+	for i := range 5000 {
+		packet := write(end, 100)
+		binary.BigEndian.PutUint32(packet.Payload, uint32(i))
+		p.Send(packet)
+		stage.Pass(5 * time.Microsecond)
+	}
+	// Damage to what the ICRC leaves out does no harm: source MAC, type of service, time to live, congestion bits.
+	require.Equal(t, verbs.StateRTS, end.QP.State())
+	require.Equal(t, image[4:], string(end.MR.Bytes()[4:]))
+	counters := end.Device.Counters()
+	counted := counters.Transport.ReceivedPackets
+	for _, n := range counters.DropReasons() {
+		counted += n
+	}
+	require.Equal(t, counters.Link.Received, counted, "every frame is counted once: %v", counters.DropReasons())
+	require.Greater(t, counters.Transport.Drops[roce.DropICRC], uint64(1000))
+}

@@ -37,12 +37,7 @@ func Load(options Options) (*Program, error) {
 	} else if err := p.loadFrags(specs.frags); err != nil {
 		p.noFrags = explainLoad("load XDP program for several buffers", err)
 	}
-	err = p.maps.Configuration.Put(uint32(0), &roceConfiguration{
-		Mac:      roceMac{Octet: options.MAC},
-		OwnGsi:   boolByte(options.OwnGSI),
-		QpnBase:  options.QPNBase,
-		QpnCount: options.qpnCount(),
-	})
+	err = errors.Join(p.SetMAC(options.MAC), p.SetQPNs(options.QPNBase, options.QPNBits, options.OwnGSI))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("configure XDP program: %w", err), p.Close())
 	}

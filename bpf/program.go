@@ -30,7 +30,8 @@ type Options struct {
 	MAC [6]byte
 	// QPNBase and QPNBits: the process owns the QPNs in
 	// [QPNBase, QPNBase + 2^QPNBits), which must lie in [2, 0xFFFFFE].
-	// Both 0 means none. The base need not be a multiple of the size.
+	// Both 0 means none. The base need not be a multiple of the size. They can be
+	// changed later, see [Program.SetQPNs].
 	QPNBase uint32
 	QPNBits uint8
 	// OwnGSI: the process owns QP1 too, to which connection management goes.
@@ -40,12 +41,20 @@ type Options struct {
 	NoFrags bool
 }
 
-// qpnCount returns the number of QPNs that the process owns.
-func (o *Options) qpnCount() uint32 {
-	if o.QPNBase == 0 && o.QPNBits == 0 {
-		return 0
+// qpnCount returns the number of QPNs that a base and a number of bits stand for.
+func qpnCount(base uint32, bits uint8) (uint32, error) {
+	if base == 0 && bits == 0 {
+		return 0, nil
 	}
-	return 1 << o.QPNBits
+	if bits > 24 {
+		return 0, fmt.Errorf("%w: 2^%d QPNs, but a QPN has 24 bits", ErrInvalid, bits)
+	}
+	last := uint64(base) + 1<<bits - 1
+	if base < firstQPN || last > lastQPN {
+		return 0, fmt.Errorf("%w: QPNs %#x to %#x, but a process can own only %#x to %#x",
+			ErrInvalid, base, last, firstQPN, lastQPN)
+	}
+	return 1 << bits, nil
 }
 
 func (o *Options) validate() error {
@@ -55,15 +64,8 @@ func (o *Options) validate() error {
 	if err := validateMAC(o.MAC); err != nil {
 		return err
 	}
-	if o.QPNBits > 24 {
-		return fmt.Errorf("%w: 2^%d QPNs, but a QPN has 24 bits", ErrInvalid, o.QPNBits)
-	}
-	last := uint64(o.QPNBase) + uint64(o.qpnCount()) - 1
-	if o.qpnCount() > 0 && (o.QPNBase < firstQPN || last > lastQPN) {
-		return fmt.Errorf("%w: QPNs %#x to %#x, but a process can own only %#x to %#x",
-			ErrInvalid, o.QPNBase, last, firstQPN, lastQPN)
-	}
-	return nil
+	_, err := qpnCount(o.QPNBase, o.QPNBits)
+	return err
 }
 
 // Program is the XDP program with its maps, in the kernel. Its methods may be

@@ -133,17 +133,35 @@ func (p *Program) SetMAC(mac [6]byte) error {
 	if err := validateMAC(mac); err != nil {
 		return err
 	}
+	return p.configure("set MAC address", func(c *roceConfiguration) { c.Mac.Octet = mac })
+}
+
+// SetQPNs makes [base, base + 2^bits) the QPNs of the process, and QP1 if ownGSI. Both 0
+// means none. A frame that is judged during the change may go by a part of the old and a
+// part of the new range. Errors match [ErrInvalid] as for [Options].
+func (p *Program) SetQPNs(base uint32, bits uint8, ownGSI bool) error {
+	count, err := qpnCount(base, bits)
+	if err != nil {
+		return err
+	}
+	return p.configure("set QPNs", func(c *roceConfiguration) {
+		c.QpnBase, c.QpnCount, c.OwnGsi = base, count, boolByte(ownGSI)
+	})
+}
+
+// configure changes the configuration of the program in the kernel.
+func (p *Program) configure(what string, change func(*roceConfiguration)) error {
 	if err := p.lock(); err != nil {
 		return err
 	}
 	defer p.mu.Unlock()
 	var configuration roceConfiguration
 	if err := p.maps.Configuration.Lookup(uint32(0), &configuration); err != nil {
-		return fmt.Errorf("set MAC address: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	configuration.Mac.Octet = mac
+	change(&configuration)
 	if err := p.maps.Configuration.Put(uint32(0), &configuration); err != nil {
-		return fmt.Errorf("set MAC address: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }

@@ -77,13 +77,11 @@ struct address {
  * User space writes the whole struct by one map update, which the kernel does
  * by copying into the live value (kernel/bpf/arraymap.c: array_map_update_elem),
  * so a program that runs meanwhile on another CPU may see a part of the old
- * struct and a part of the new. That does no harm, because the fields that one
- * decision needs stand in one aligned word of 8 bytes, and no decision depends
- * on two of them: `mac` says whether a frame is for this device, `qpn_base` with
- * `qpn_count` whether a QPN is ours, `own_gsi` whether QP1 is. After loading
- * only `mac` changes, when the device changes its own. A mixture of two MAC
- * addresses equals neither, so the frame goes to the kernel, as does any frame
- * that still carries the old address: one frame lost to a change of address.
+ * struct and a part of the new. That does no harm: `mac` says whether a frame is
+ * for this device, and a mixture of two MAC addresses equals neither, so the frame
+ * goes to the kernel, as does any frame that still carries the old address.
+ * `qpn_base` with `qpn_count` says whether a QPN is ours, and a frame that a mixture
+ * of two ranges lets through by mistake finds no queue pair behind the socket.
  */
 struct configuration {
 	struct mac mac;

@@ -318,6 +318,7 @@ func (q *QP) resend() {
 	r.retries++
 	q.engine.counters.Recoveries++
 	r.recovering, r.recoverFrom = true, r.una
+	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
 	q.window.lost()
 	q.rewind()
 	q.stopTimer()

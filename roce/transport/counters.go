@@ -23,7 +23,7 @@ type Counters struct {
 	SentFatalNAKs      uint64 // NAKs 0x61 to 0x63 sent
 	RetriesExceeded    uint64 // retry_exceeded_err
 	RNRRetriesExceeded uint64 // retry_rnr_exceeded_err
-	HandedOver          uint64 // packets that came in on another shard's queue
+	HandedOver         uint64 // packets that came in on another shard's queue
 	CompletionsDropped uint64 // completions that found their CQ full: the QP failed
 	Drops              [roce.DropReasons]uint64
 }

@@ -13,6 +13,7 @@ import (
 // party is one of the two programs of the example.
 type party struct {
 	device *verbs.Device
+	pd     *verbs.PD
 	cq     *verbs.CQ
 	qp     *verbs.QP
 	mr     *verbs.MR
@@ -23,10 +24,19 @@ func newParty(network *mem.Network) *party {
 	link := must(network.NewDevice(mem.DeviceOptions{}))
 	device := must(verbs.NewDevice(link, verbs.EngineOptions{}))
 	pd := must(device.AllocPD())
-	p := &party{device: device, cq: must(device.CreateCQ(16))}
+	p := &party{device: device, pd: pd, cq: must(device.CreateCQ(16))}
 	p.mr = must(pd.RegMR(make([]byte, 4096), verbs.AccessLocalWrite|verbs.AccessRemoteWrite))
 	p.qp = must(pd.CreateQP(verbs.QPInitAttr{SendCQ: p.cq, RecvCQ: p.cq}))
 	return p
+}
+
+// close destroys everything, what depends on something before that.
+func (p *party) close() {
+	for _, destroy := range []func() error{p.qp.Destroy, p.cq.Destroy, p.mr.Dereg, p.pd.Dealloc, p.device.Close} {
+		if err := destroy(); err != nil {
+			log.Fatal(err)
+		}
+	}
 }
 
 // connect tells the peer where to find us, over any connection there is, and connects the queue pairs.
@@ -53,6 +63,8 @@ func (p *party) completion() verbs.WC {
 func Example() {
 	network := mem.NewNetwork(mem.Options{})
 	alice, bob := newParty(network), newParty(network)
+	defer alice.close()
+	defer bob.close()
 	a, b := net.Pipe()
 	connected := make(chan struct{})
 	go func() {

@@ -112,6 +112,12 @@ func (e *End) close() {
 	require.NoError(e.t, e.Device.Close())
 }
 
+// Require fails the test unless err is nil.
+func (e *End) Require(err error) { e.t.Helper(); require.NoError(e.t, err) }
+
+// Cleanup has something undone before the end is closed.
+func (e *End) Cleanup(undo func() error) { e.t.Cleanup(func() { require.NoError(e.t, undo()) }) }
+
 // Bytes returns length bytes of the region from offset on.
 func (e *End) Bytes(offset, length int) []byte { return e.MR.Bytes()[offset : offset+length] }
 

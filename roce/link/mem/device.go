@@ -38,7 +38,8 @@ var _ link.Device = (*Device)(nil)
 func (n *Network) NewDevice(o DeviceOptions) (*Device, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	number := byte(len(n.devices) + 1)
+	n.made++
+	number := byte(n.made)
 	if o.Name == "" {
 		o.Name = fmt.Sprintf("mem%d", number)
 	}

@@ -57,6 +57,7 @@ type Network struct {
 	random  *rand.Rand
 	now     time.Duration
 	devices map[roce.MAC]*Device
+	made    int // devices so far
 	flight  arrivals
 	order   uint64
 	held    arrival // a reordered frame of a live network: it arrives behind the next one

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/xroce/xroce/roce/link/xdp"
+)
+
+// devicesCommand lists network devices. It attaches nothing.
+type devicesCommand struct {
+	JSON  bool   `name:"json" help:"Print JSON."`
+	NetNS string `name:"netns" placeholder:"PATH" help:"Network namespace, such as /run/netns/blue (default: the present one)."`
+}
+
+// deviceEntry is what is said about a network device, also as JSON.
+type deviceEntry struct {
+	Name          string       `json:"name"`
+	CanServe      bool         `json:"canServe"`
+	Obstacle      string       `json:"obstacle,omitempty"` // why it cannot
+	Driver        string       `json:"driver"`             // empty if unknown
+	MAC           string       `json:"mac"`
+	Running       bool         `json:"running"` // up, and with carrier
+	MTU           int          `json:"mtu"`     // bytes, of the network device
+	ActivePathMTU int          `json:"activePathMTU"`
+	Queues        int          `json:"queues"`
+	GIDs          []netip.Addr `json:"gids"` // by index
+	XDPModes      []string     `json:"xdpModes"`
+	DriverTells   bool         `json:"driverTells"` // XDPModes and ZeroCopy are what the driver offers, not guesses
+	ZeroCopy      bool         `json:"zeroCopy"`
+}
+
+// Run lists the devices.
+func (c *devicesCommand) Run(app *application) error {
+	ports, err := xdp.List(xdp.ProbeOptions{NetNS: c.NetNS})
+	if err != nil {
+		return err
+	}
+	entries := make([]deviceEntry, len(ports))
+	for i := range ports {
+		entries[i] = newDeviceEntry(&ports[i])
+	}
+	if c.JSON {
+		encoder := json.NewEncoder(app.stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(entries)
+	}
+	for i := range entries {
+		if err := entries[i].print(app.stdout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newDeviceEntry(p *xdp.Port) deviceEntry {
+	e := deviceEntry{
+		Name: p.Name, CanServe: p.Obstacle == nil, Driver: p.Driver, MAC: p.HardwareAddr.String(), Running: p.Running,
+		MTU: p.MTU, ActivePathMTU: largestPathMTU(p).Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
+		XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
+	}
+	if p.Obstacle != nil {
+		e.Obstacle = oneLine(p.Obstacle)
+	}
+	for _, rung := range p.Rungs {
+		e.XDPModes = append(e.XDPModes, rung.String())
+	}
+	return e
+}
+
+// print writes the entry for people.
+func (e *deviceEntry) print(out io.Writer) error {
+	var text strings.Builder
+	line := func(format string, values ...any) { fmt.Fprintf(&text, format+"\n", values...) }
+	if e.CanServe {
+		line("%s: can serve", e.Name)
+	} else {
+		line("%s: cannot serve: %s", e.Name, e.Obstacle)
+	}
+	state := "running"
+	if !e.Running {
+		state = "no carrier or down"
+	}
+	line("    driver %s, %s, %s, queues %d", orUnknown(e.Driver), e.MAC, state, e.Queues)
+	line("    MTU %d, active path MTU %s", e.MTU, orNone(e.ActivePathMTU))
+	if len(e.XDPModes) > 0 {
+		line("    XDP %s (%s), %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText())
+	}
+	for i, gid := range e.GIDs {
+		line("    GID %d  %v", i, gid)
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+func (e *deviceEntry) copyText() string {
+	switch {
+	case !e.DriverTells:
+		return "zero copy if the driver can"
+	case e.ZeroCopy:
+		return "zero copy offered"
+	}
+	return "copy"
+}
+
+func orUnknown(text string) string {
+	if text == "" {
+		return "unknown"
+	}
+	return text
+}
+
+func orNone(mtu int) string {
+	if mtu == 0 {
+		return "none"
+	}
+	return fmt.Sprint(mtu)
+}

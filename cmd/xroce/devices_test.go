@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/netlab"
+)
+
+func TestDevices(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{MTU: 3000})
+	for _, c := range []struct {
+		arguments []string
+		inside    *netlab.Namespace
+	}{
+		{[]string{"devices", "--json"}, p.A.Namespace},
+		{[]string{"devices", "--json", "--netns", "/proc/" + itoa(sleeper(t, p.A.Namespace)) + "/ns/net"}, nil},
+	} {
+		run := newProgram(c.arguments...)
+		require.Equal(t, 0, run.run(t, c.inside), run.stderr.String())
+		var entries []deviceEntry
+		require.NoError(t, json.Unmarshal([]byte(run.stdout.String()), &entries))
+		require.Len(t, entries, 2)
+		require.Equal(t, "lo", entries[0].Name)
+		require.False(t, entries[0].CanServe)
+		require.Contains(t, entries[0].Obstacle, "loopback")
+		veth := entries[1]
+		require.Equal(t, deviceEntry{
+			Name: "veth0", CanServe: true, Driver: "veth", MAC: p.A.HardwareAddr.String(), Running: true, MTU: 3000,
+			ActivePathMTU: 2048, Queues: 1,
+			GIDs:     []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
+			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy,
+		}, veth)
+		require.Equal(t, "native+frags", veth.XDPModes[0])
+	}
+	run := newProgram("devices")
+	require.Equal(t, 0, run.run(t, p.A.Namespace))
+	require.Contains(t, run.stdout.String(), "lo: cannot serve: ")
+	require.Contains(t, run.stdout.String(), "veth0: can serve\n    driver veth, ")
+	require.Contains(t, run.stdout.String(), "    GID 0  10.9.0.1\n")
+	requireFree(t, &p.A)
+}
+
+// sleeper is a process in a namespace, whose number is returned.
+func sleeper(t *testing.T, n *netlab.Namespace) int {
+	t.Helper()
+	sleep := exec.Command("sleep", "60")
+	require.NoError(t, n.Start(sleep))
+	t.Cleanup(func() {
+		require.NoError(t, sleep.Process.Kill())
+		_ = sleep.Wait()
+	})
+	return sleep.Process.Pid
+}

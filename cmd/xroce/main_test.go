@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/netlab"
+)
+
+// asProgram makes the test binary behave as xroce, children of the demo included.
+const asProgram = "XROCE_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// skip skips the test, or fails it if the environment says CI=true.
+func skip(t *testing.T, reason any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal("this test must run in CI, and cannot: ", reason)
+	}
+	t.Skip(reason)
+}
+
+// program is a run of xroce.
+type program struct {
+	command        *exec.Cmd
+	stdout, stderr watchedBuffer
+	ended          chan struct{}
+}
+
+func newProgram(arguments ...string) *program {
+	p := &program{command: exec.Command(self, arguments...), ended: make(chan struct{})}
+	p.stderr.changed = make(chan struct{}, 1)
+	p.command.Env = append(os.Environ(), asProgram+"=1")
+	p.command.Stdout, p.command.Stderr = &p.stdout, &p.stderr
+	return p
+}
+
+// begin starts the program, in a namespace if one is given.
+func (p *program) begin(t *testing.T, n *netlab.Namespace) {
+	t.Helper()
+	if n == nil {
+		require.NoError(t, p.command.Start())
+	} else {
+		require.NoError(t, n.Start(p.command))
+	}
+	t.Cleanup(func() {
+		_ = p.command.Process.Kill()
+		<-p.ended
+	})
+	go func() {
+		_ = p.command.Wait()
+		close(p.ended)
+	}()
+}
+
+// status waits for the end and returns the exit status, or 128 + n after signal n.
+func (p *program) status(t *testing.T, limit time.Duration) int {
+	t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(limit):
+		require.Fail(t, "the program is still running", "%v", p.command.Args)
+	}
+	return p.command.ProcessState.ExitCode()
+}
+
+func (p *program) run(t *testing.T, n *netlab.Namespace) int {
+	t.Helper()
+	p.begin(t, n)
+	return p.status(t, 60*time.Second)
+}
+
+// requireWrongUse runs xroce and checks that it refuses, in one line that holds all words.
+func requireWrongUse(t *testing.T, n *netlab.Namespace, arguments []string, words ...string) {
+	t.Helper()
+	p := newProgram(arguments...)
+	p.requireWrongUse(t, n, words...)
+}
+
+func (p *program) requireWrongUse(t *testing.T, n *netlab.Namespace, words ...string) {
+	t.Helper()
+	status := p.run(t, n)
+	text := p.stderr.String()
+	t.Logf("%v: %d %s", p.command.Args[1:], status, text)
+	require.Equal(t, statusEnvironment, status)
+	require.Empty(t, p.stdout.String())
+	require.True(t, strings.HasPrefix(text, "xroce: "), text)
+	require.Equal(t, 1, strings.Count(text, "\n"), text)
+	for _, w := range words {
+		require.Contains(t, text, w)
+	}
+}
+
+func TestFlagErrors(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		word string
+	}{
+		{"", "expected one of"},
+		{"frobnicate", "frobnicate"},
+		{"demo --frobnicate", "--frobnicate"},
+		{"demo --mode fast", `"fast"`},
+		{"demo --mtu many", "many"},
+		{"demo --mtu 1500", "1500 does not exist: choose"},
+		{"demo --mtu 4096", "path MTU 4096 needs"},
+		{"demo --iterations 0", "--iterations 0 is not in 1..100000000"},
+		{"demo --file /absent", "/absent: no such file"},
+		{"demo --file /dev/zero", "/dev/zero is no regular file"},
+		{"demo --file /proc/self/status", "has 0 bytes, the demo needs at least 64.0 MiB"},
+		{"demo surplus", "surplus"},
+		{"devices --netns /absent", "/absent: no such file"},
+		{"devices --netns /dev/null", "/dev/null is no network namespace"},
+		{"pingpong -s 0", "-s/--size 0 is not in 1..1073741824"},
+		{"pingpong -r 65536", "-r/--rx-depth 65536 is not in 1..65535"},
+		{"pingpong -n -1", "--iters"},
+		{"pingpong -m 1000", "path MTU 1000 does not exist"},
+		{"pingpong -p 65536", "65536"},
+		{"pingpong --gid-idx=-2", "-g/--gid-idx -2 is not in -1..65536"},
+		{"pingpong --mode=", "--mode"},
+		{"demo-active", "this command is for xroce demo"},
+	} {
+		requireWrongUse(t, nil, strings.Fields(c.line), c.word)
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	p := newProgram("--help")
+	require.Equal(t, 0, p.run(t, nil))
+	require.Contains(t, p.stdout.String(), "pingpong")
+	require.NotContains(t, p.stdout.String(), "demo-active")
+	p = newProgram("--version")
+	require.Equal(t, 0, p.run(t, nil))
+	require.True(t, strings.HasPrefix(p.stdout.String(), "xroce "), p.stdout.String())
+}
+
+func TestExitStatus(t *testing.T) {
+	require.Equal(t, 0, exitStatus(nil))
+	require.Equal(t, 1, exitStatus(errors.New("x")))
+	require.Equal(t, 2, exitStatus(usage("x")))
+	require.Equal(t, 130, exitStatus(interruption{2}))
+	require.Equal(t, "a; b", oneLine(errors.Join(errors.New("a"), errors.New("b"))))
+}
+
+func TestProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out)
+	p.begin("one")
+	p.update(1, 2)
+	p.end()
+	require.Equal(t, "one\n", out.String(), "elsewhere than on a terminal")
+	out.Reset()
+	p.terminal = true
+	p.begin("two")
+	p.update(1, 2)
+	p.end()
+	require.Equal(t, "\r\x1b[Ktwo ...\r\x1b[Ktwo ...  50 %\r\x1b[K", out.String())
+}

@@ -1,0 +1,327 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/xroce/xroce/roce/link/xdp"
+	"github.com/xroce/xroce/verbs"
+)
+
+// pingpongCommand is a test between two machines. The one that gives a host is the client.
+type pingpongCommand struct {
+	Host   string `arg:"" optional:"" help:"Host where the other end waits; without it, wait."`
+	Port   uint16 `short:"p" default:"18515" help:"TCP port for the exchange of addresses."`
+	Device string `short:"d" name:"ib-dev" placeholder:"NAME" help:"Network device (default: towards the host, or the only one that can serve)."`
+	Size   int    `short:"s" default:"4096" help:"Bytes of a message."`
+	MTU    int    `short:"m" name:"mtu" placeholder:"BYTES" help:"Path MTU: 256, 512, 1024 or 2048 (default: the largest that both ends carry)."`
+	Depth  int    `short:"r" name:"rx-depth" default:"500" help:"Receives to post at a time."`
+	Iters  int    `short:"n" name:"iters" default:"1000" help:"Round trips."`
+	Events bool   `short:"e" name:"events" help:"Sleep while waiting instead of polling."`
+	GID    int    `short:"g" name:"gid-idx" placeholder:"INDEX" default:"-1" help:"Index of the local GID (default: the address that reaches the host)."`
+	Check  bool   `short:"c" name:"chk" help:"Check the content of every message."`
+	JSON   bool   `name:"json" help:"Print the result as JSON."`
+	modeFlag
+}
+
+// pingpongResult is the result, also as JSON.
+type pingpongResult struct {
+	Device      string            `json:"device"`
+	XDPMode     string            `json:"xdpMode"`
+	ZeroCopy    bool              `json:"zeroCopy"`
+	PathMTU     int               `json:"pathMTU"` // bytes
+	Local       verbs.Endpoint    `json:"local"`
+	Remote      verbs.Endpoint    `json:"remote"`
+	Iterations  int               `json:"iterations"`
+	Bytes       int64             `json:"bytes"` // both ways
+	Seconds     float64           `json:"seconds"`
+	Mbit        float64           `json:"mbitPerSecond"`
+	RoundTrip   float64           `json:"microsecondsPerIteration"`
+	Retransmits uint64            `json:"retransmissions"`
+	Drops       map[string]uint64 `json:"drops"`
+}
+
+// Run runs either end.
+func (c *pingpongCommand) Run(app *application) (err error) {
+	if err := c.check(); err != nil {
+		return err
+	}
+	port, err := chooseDevice(c.Device, c.Host)
+	if err != nil {
+		return err
+	}
+	pathMTU := largestPathMTU(&port)
+	if c.MTU != 0 {
+		if pathMTU, err = parsePathMTU(c.MTU); err != nil {
+			return err
+		}
+	}
+	r, err := openRDMA(port.Name, c.mode(), pathMTU, c.Depth+1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	memory, err := allocate(2 * c.Size)
+	if err != nil {
+		return err
+	}
+	if err := r.register(memory); err != nil {
+		return err
+	}
+	connection, err := c.meet(app.ctx)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	return c.play(app, r, &port, connection)
+}
+
+func (c *pingpongCommand) check() error {
+	for _, limit := range []struct {
+		flag               string
+		value, least, most int
+	}{
+		{"-s/--size", c.Size, 1, 1 << 30},
+		{"-r/--rx-depth", c.Depth, 1, verbs.MaxQPWR - 1},
+		{"-n/--iters", c.Iters, 1, 1 << 30},
+		{"-g/--gid-idx", c.GID, -1, 1 << 16},
+	} {
+		if limit.value < limit.least || limit.value > limit.most {
+			return usage("%s %d is not in %d..%d", limit.flag, limit.value, limit.least, limit.most)
+		}
+	}
+	if c.MTU != 0 {
+		_, err := parsePathMTU(c.MTU)
+		return err
+	}
+	return nil
+}
+
+// meet connects to the other end, or waits for it, by TCP.
+func (c *pingpongCommand) meet(ctx context.Context) (net.Conn, error) {
+	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
+	if c.Host != "" {
+		d := net.Dialer{Timeout: 10 * time.Second}
+		connection, err := d.DialContext(ctx, "tcp", at)
+		if err != nil {
+			return nil, fmt.Errorf("no pingpong waits at %s: %w", at, err)
+		}
+		return connection, nil
+	}
+	var l net.ListenConfig
+	listener, err := l.Listen(ctx, "tcp", at)
+	if err != nil {
+		return nil, usage("wait for the other end: %w", err)
+	}
+	defer listener.Close()
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	connection, err := listener.Accept()
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return connection, err
+}
+
+// play connects the queue pairs, has the messages go and prints the result.
+func (c *pingpongCommand) play(app *application, r *rdma, port *xdp.Port, connection net.Conn) error {
+	ctx, cancel := context.WithCancelCause(app.ctx)
+	defer cancel(nil)
+	// Ends whatever is read from the other end.
+	defer context.AfterFunc(ctx, func() { _ = connection.SetDeadline(time.Unix(1, 0)) })()
+	local, remote, err := c.connect(ctx, r, port, connection)
+	if err != nil {
+		return err
+	}
+	if !c.JSON {
+		printEndpoint(app.stdout, "local", local)
+		printEndpoint(app.stdout, "remote", remote)
+	}
+	// The other end says when it is done. Until then it is needed, and afterwards no acknowledgement to it is missing.
+	over := make(chan error, 1)
+	go func() {
+		err := otherEnd(expectLine(connection, pingpongDone))
+		if err != nil {
+			cancel(err)
+		}
+		over <- err
+	}()
+	took, err := c.exchange(ctx, r)
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(connection, pingpongDone+"\n"); err != nil {
+		return otherEnd(err)
+	}
+	if err := <-over; err != nil {
+		return err
+	}
+	return c.print(app, c.report(r, local, remote, took))
+}
+
+// Lines that both ends send by TCP after their endpoints.
+const (
+	pingpongReady = `"ready"`
+	pingpongDone  = `"done"`
+)
+
+// otherEnd explains an error of the TCP connection.
+func otherEnd(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("the other end is gone: %w", err)
+}
+
+func expectLine(connection net.Conn, want string) error {
+	var got string
+	if err := verbs.ReadMessage(connection, &got); err != nil {
+		return err
+	}
+	if `"`+got+`"` != want {
+		return fmt.Errorf("it says %q instead of %s", got, want)
+	}
+	return nil
+}
+
+// connect exchanges endpoints with the other end, connects the queue pairs and posts the receives.
+func (c *pingpongCommand) connect(ctx context.Context, r *rdma, port *xdp.Port, connection net.Conn) (local, remote verbs.Endpoint, err error) {
+	if r.options.GIDIndex = c.GID; c.GID < 0 {
+		var address netip.Addr
+		if address, err = commonAddress(port, connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr()); err == nil {
+			err = r.useAddress(address)
+		}
+	}
+	if err == nil {
+		local, err = r.qp.Endpoint(r.options)
+	}
+	if err == nil {
+		err = connection.SetDeadline(time.Now().Add(10 * time.Second))
+	}
+	if err != nil {
+		return local, remote, err
+	}
+	if remote, err = verbs.Exchange(connection, local); err != nil {
+		return local, remote, otherEnd(err)
+	}
+	if c.MTU == 0 {
+		r.options.PathMTU = min(local.MTU, remote.MTU)
+	} else if remote.MTU < local.MTU {
+		return local, remote, fmt.Errorf("%w: path MTU %v is asked for here, the other end carries or asks for %v",
+			verbs.ErrPathMTU, local.MTU, remote.MTU)
+	}
+	limited, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := r.qp.Connect(limited, remote, r.options); err != nil {
+		return local, remote, err
+	}
+	for range c.Depth {
+		if err := c.postReceive(r); err != nil {
+			return local, remote, err
+		}
+	}
+	if _, err = io.WriteString(connection, pingpongReady+"\n"); err == nil {
+		err = expectLine(connection, pingpongReady)
+	}
+	err = otherEnd(err)
+	if err == nil {
+		err = connection.SetDeadline(time.Time{})
+	}
+	return local, remote, err
+}
+
+// The first half of the memory is what is sent, the second what is received: of a ping-pong, one message is under way.
+func (c *pingpongCommand) postReceive(r *rdma) error {
+	return r.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{r.mr.SGE(c.Size, c.Size)}})
+}
+
+// exchange has the messages go. The client sends first.
+func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (time.Duration, error) {
+	client := c.Host != ""
+	done := completions{cq: r.cq, events: c.Events}
+	start := time.Now()
+	for sent, received, completed := 0, 0, 0; received < c.Iters || completed < c.Iters; {
+		if sent < c.Iters && sent == completed && (client && sent == received || !client && sent < received) {
+			if c.Check {
+				fill(r.mr.Bytes()[:c.Size], sent)
+			}
+			if err := r.qp.PostSend(verbs.SendWR{
+				Opcode: verbs.WRSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{r.mr.SGE(0, c.Size)},
+			}); err != nil {
+				return 0, err
+			}
+			sent++
+		}
+		wc, err := done.wait(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("after %d of %d messages: %w", received, c.Iters, err)
+		}
+		if wc.Opcode == verbs.WCSend {
+			completed++
+			continue
+		}
+		if int(wc.ByteLen) != c.Size {
+			return 0, usage("message %d has %d bytes instead of %d: both ends need the same -s", received, wc.ByteLen, c.Size)
+		}
+		if c.Check {
+			if err := verify(r.mr.Bytes()[c.Size:], received); err != nil {
+				return 0, err
+			}
+		}
+		received++
+		if err := c.postReceive(r); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(start), nil
+}
+
+// fill makes the content of a message, which depends on its number.
+func fill(message []byte, number int) {
+	for i := range message {
+		message[i] = byte(i + i>>8 + number)
+	}
+}
+
+func verify(message []byte, number int) error {
+	for i, b := range message {
+		if want := byte(i + i>>8 + number); b != want {
+			return fmt.Errorf("message %d: byte %d is %#x instead of %#x", number, i, b, want)
+		}
+	}
+	return nil
+}
+
+func printEndpoint(out io.Writer, name string, e verbs.Endpoint) {
+	// There are no LIDs in RoCE; the field keeps the line that of ibv_rc_pingpong.
+	fmt.Fprintf(out, "  %-15s LID 0x0000, QPN 0x%06x, PSN 0x%06x, GID %v\n",
+		name+" address:", uint32(e.QPN), uint32(e.PSN), e.Address)
+}
+
+func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration) *pingpongResult {
+	i := r.device.Information()
+	counters := r.device.Counters()
+	bytes := 2 * int64(c.Size) * int64(c.Iters)
+	return &pingpongResult{
+		Device: i.Name, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, PathMTU: r.options.PathMTU.Bytes(), Local: local, Remote: remote,
+		Iterations: c.Iters, Bytes: bytes, Seconds: took.Seconds(), Mbit: float64(bytes) * 8 / took.Seconds() / 1e6,
+		RoundTrip: took.Seconds() * 1e6 / float64(c.Iters), Retransmits: counters.Transport.Retransmitted,
+		Drops: counters.DropReasons(),
+	}
+}
+
+func (c *pingpongCommand) print(app *application, r *pingpongResult) error {
+	if c.JSON {
+		encoder := json.NewEncoder(app.stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(r)
+	}
+	_, err := fmt.Fprintf(app.stdout, "%d bytes in %.2f seconds = %.2f Mbit/sec\n%d iters in %.2f seconds = %.2f usec/iter\n",
+		r.Bytes, r.Seconds, r.Mbit, r.Iterations, r.Seconds, r.RoundTrip)
+	return err
+}

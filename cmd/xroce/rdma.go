@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/verbs"
+)
+
+// rdma is an open device with one queue pair, one completion queue and one region of memory.
+type rdma struct {
+	device  *verbs.Device
+	pd      *verbs.PD
+	cq      *verbs.CQ
+	qp      *verbs.QP
+	mr      *verbs.MR
+	options verbs.ConnectOptions
+}
+
+// openRDMA opens a device and checks that it carries the path MTU. capacity is that of both directions of the queue
+// pair, in requests.
+func openRDMA(name string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) (*rdma, error) {
+	r := &rdma{options: verbs.ConnectOptions{PathMTU: pathMTU}}
+	if err := r.open(name, mode, capacity); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return r, nil
+}
+
+func (r *rdma) open(name string, mode verbs.XDPMode, capacity int) (err error) {
+	if r.device, err = verbs.OpenDevice(name, verbs.Options{Mode: mode}); err != nil {
+		return err
+	}
+	if err := r.checkPathMTU(); err != nil {
+		return err
+	}
+	if r.pd, err = r.device.AllocPD(); err != nil {
+		return err
+	}
+	if r.cq, err = r.device.CreateCQ(2 * capacity); err != nil {
+		return err
+	}
+	r.qp, err = r.pd.CreateQP(verbs.QPInitAttr{
+		SendCQ: r.cq, RecvCQ: r.cq, Cap: verbs.QPCap{MaxSendWR: capacity, MaxRecvWR: capacity},
+	})
+	return err
+}
+
+// checkPathMTU compares at once what connecting would find only when the peer is there.
+func (r *rdma) checkPathMTU() error {
+	port, err := r.device.QueryPort()
+	if err != nil || r.options.PathMTU <= port.ActiveMTU {
+		return err
+	}
+	mtu, err := r.device.Driver().Link().MTU()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: path MTU %v needs netdev MTU %d, %s has %d, which is enough for %v",
+		verbs.ErrPathMTU, r.options.PathMTU, r.options.PathMTU.Bytes()+roce.MTUOverhead, r.device.Name(), mtu, port.ActiveMTU)
+}
+
+// register registers memory for all that the peer may want.
+func (r *rdma) register(memory []byte) (err error) {
+	r.mr, err = r.pd.RegMR(memory, verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessRemoteRead)
+	return err
+}
+
+// useAddress makes address the GID of this end.
+func (r *rdma) useAddress(address netip.Addr) error {
+	gids, err := r.device.QueryGIDTable()
+	if err != nil {
+		return err
+	}
+	r.options.GIDIndex = slices.Index(gids, roce.GIDFromAddr(address.Unmap()))
+	if r.options.GIDIndex < 0 {
+		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, r.device.Name(), address)
+	}
+	return nil
+}
+
+// close destroys whatever there is.
+func (r *rdma) close() error {
+	var failures []error
+	if r.qp != nil {
+		failures = append(failures, r.qp.Destroy())
+	}
+	if r.cq != nil {
+		failures = append(failures, r.cq.Destroy())
+	}
+	if r.mr != nil {
+		failures = append(failures, r.mr.Dereg())
+	}
+	if r.pd != nil {
+		failures = append(failures, r.pd.Dealloc())
+	}
+	if r.device != nil {
+		failures = append(failures, r.device.Close())
+	}
+	return errors.Join(failures...)
+}
+
+// stallLimit is how long nothing may complete. The transport gives up by itself long before when a peer does not
+// answer, but it does not know that a message should come.
+const stallLimit = 20 * time.Second
+
+// completions takes completions out of a queue, one after the other.
+type completions struct {
+	cq     *verbs.CQ
+	events bool // sleep while there are none, instead of polling
+	taken  [16]verbs.WC
+	next   int
+	count  int
+}
+
+// wait returns the next completion. One that is not a success is an error.
+func (c *completions) wait(ctx context.Context) (*verbs.WC, error) {
+	if c.next == c.count {
+		if err := c.fill(ctx); err != nil {
+			return nil, err
+		}
+	}
+	wc := &c.taken[c.next]
+	c.next++
+	if wc.Status != verbs.WCSuccess {
+		return nil, fmt.Errorf("work request %d of QP %#x ended with: %v (PSN %#x, %d retries, last syndrome %#x)",
+			wc.WRID, wc.QPN, wc.Status, wc.PSN, wc.Retries, wc.Syndrome)
+	}
+	return wc, nil
+}
+
+func (c *completions) fill(ctx context.Context) (err error) {
+	if c.events {
+		return c.sleep(ctx)
+	}
+	var idle time.Time
+	for polls := 1; ; polls++ {
+		if c.count, err = c.cq.Poll(c.taken[:]); err != nil || c.count > 0 {
+			c.next = 0
+			return err
+		}
+		const pollsPerLook = 1024
+		if polls%pollsPerLook != 0 {
+			continue
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if idle.IsZero() {
+			idle = time.Now()
+		} else if time.Since(idle) > stallLimit {
+			return errStalled
+		}
+	}
+}
+
+func (c *completions) sleep(ctx context.Context) (err error) {
+	limited, cancel := context.WithTimeoutCause(ctx, stallLimit, errStalled)
+	defer cancel()
+	for {
+		if err := c.cq.Wait(limited); err != nil {
+			if limited.Err() != nil {
+				err = context.Cause(limited)
+			}
+			return err
+		}
+		if c.count, err = c.cq.Poll(c.taken[:]); err != nil || c.count > 0 {
+			c.next = 0
+			return err
+		}
+	}
+}
+
+var errStalled = fmt.Errorf("nothing has completed for %v", stallLimit)

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// self names the running program, also after its file was replaced or deleted.
+const self = "/proc/self/exe"
+
+// nameProcess sets the name that top and ps show, which would be that of self otherwise.
+func nameProcess(name string) {
+	_ = os.WriteFile("/proc/self/comm", []byte(name), 0) // only for the eye
+}
+
+// allocate returns memory outside the Go heap, with all pages present: what is measured later are transfers, not
+// page faults. It lasts until the process ends.
+func allocate(size int) ([]byte, error) {
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, fmt.Errorf("allocate %s: %w", byteCount(uint64(size)), err)
+	}
+	return memory, nil
+}
+
+// socketPair returns the two ends of a stream that belongs to no network namespace.
+func socketPair() (a, b *os.File, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(ends[0]), "socketpair"), os.NewFile(uintptr(ends[1]), "socketpair"), nil
+}
+
+// inheritedSocket returns the connection behind an inherited descriptor.
+func inheritedSocket(descriptor uintptr) (net.Conn, error) {
+	unix.CloseOnExec(int(descriptor))
+	file := os.NewFile(descriptor, "inherited")
+	defer file.Close()
+	connection, err := net.FileConn(file)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d is no socket: this command is for xroce demo: %w", descriptor, err)
+	}
+	return connection, nil
+}
+
+// ownGroup keeps a terminal's ^C away from a child: its parent ends it.
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

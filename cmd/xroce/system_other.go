@@ -1,0 +1,23 @@
+//go:build !linux
+
+package main
+
+import (
+	"net"
+	"os"
+	"syscall"
+
+	"github.com/xroce/xroce/internal/netns"
+)
+
+const self = ""
+
+func nameProcess(string) {}
+
+func allocate(int) ([]byte, error) { return nil, netns.ErrNotSupported }
+
+func socketPair() (a, b *os.File, err error) { return nil, nil, netns.ErrNotSupported }
+
+func inheritedSocket(uintptr) (net.Conn, error) { return nil, netns.ErrNotSupported }
+
+func ownGroup() *syscall.SysProcAttr { return nil }

@@ -22,10 +22,11 @@ demo: build
 test:
 	$(GO) test -count=1 -timeout 5m ./...
 
-# The tests again under the race detector (which needs cgo), with the long run of the test for stranded work.
+# The tests again under the race detector (which needs cgo), with the long run of the test for stranded work. Times
+# measured under the detector mean nothing, so the test that compares round trips stays out.
 race:
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
-	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s -skip TestBackgroundStaysAway
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 100
 
 lint:

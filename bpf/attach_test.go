@@ -127,7 +127,7 @@ func TestAttachTooFewQueues(t *testing.T) {
 	v := newVeth(t, vethOptions{queues: 1, peerTxQueues: 2})
 	_, err := Attach(load(t, Options{}), v.device.Index, ModeNative)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	requireContains(t, err.Error(), "too few receive queues", "native+frags", "; native:")
+	requireContains(t, err.Error(), "native+frags, native: device has too few receive queues")
 }
 
 func TestAttachWithoutNativeSupport(t *testing.T) {

@@ -104,9 +104,14 @@ type AttachError struct {
 }
 
 func (e *AttachError) Error() string {
-	text := make([]string, len(e.Rungs))
-	for i, rung := range e.Rungs {
-		text[i] = rung.Error()
+	// Rungs in a row that failed alike are told together.
+	var text []string
+	for i := 0; i < len(e.Rungs); {
+		names, cause := e.Rungs[i].Rung.String(), e.Rungs[i].Err.Error()
+		for i++; i < len(e.Rungs) && e.Rungs[i].Err.Error() == cause; i++ {
+			names += ", " + e.Rungs[i].Rung.String()
+		}
+		text = append(text, names+": "+cause)
 	}
 	return fmt.Sprintf("attach to %s (ifindex %d) in mode %v: %s",
 		e.Interface, e.Ifindex, e.Mode, strings.Join(text, "; "))

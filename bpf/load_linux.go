@@ -75,7 +75,8 @@ func newSpecs() (specs, error) {
 func explainLoad(operation string, err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return &PermissionError{Operation: operation, Missing: missingCapabilities(), Err: err}
+		// The library's text speaks of MEMLOCK, which does not limit BPF since Linux 5.11.
+		return &PermissionError{Operation: operation, Missing: missingCapabilities(), Err: unix.EPERM}
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOSYS),
 		errors.Is(err, ebpf.ErrNotSupported):
 		// The object in this package is valid, so what this kernel refuses
@@ -190,11 +191,4 @@ func attachmentFromFD(p *Program, fd int, rung Rung) (*Attachment, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return &Attachment{program: p, link: l, rung: rung, ifindex: int(info.XDP().Ifindex)}, nil
-}
-
-func boolByte(b bool) uint8 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -184,3 +184,10 @@ func (fds *FDs) validate() error {
 	}
 	return nil
 }
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,8 +1,10 @@
 package puppet_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"net/netip"
 	"testing"
 	"time"
@@ -38,6 +40,63 @@ func moved(before, after map[string]uint64) map[string]uint64 {
 // write is the packet that shows that a queue pair is in order.
 func write(e *puppet.End, psn roce.PSN) puppet.Packet {
 	return puppet.Packet{Opcode: roce.RCWriteOnly, PSN: psn, RETH: e.RETH(0, 4), Payload: []byte("rose"), AckRequest: true}
+}
+
+// icrc computes the ICRC of an IPv4 frame that ends with one, leaving out so many bytes before it, by the letter of IBTA
+// annex A17 and nothing else of this module.
+func icrc(frame []byte, leaveOut int) []byte {
+	masked := append(bytes.Repeat([]byte{0xFF}, 8), frame[14:len(frame)-4-leaveOut]...)
+	const ip, udp, bth = 8, 8 + 20, 8 + 20 + 8
+	for _, variant := range []int{ip + 1, ip + 8, ip + 10, ip + 11, udp + 6, udp + 7, bth + 4} {
+		masked[variant] = 0xFF
+	}
+	return binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(masked))
+}
+
+// TestCase_A1: the pad is part of the ICRC, sent and received, and no part of the message.
+func TestCase_A1(t *testing.T) {
+	for _, length := range []int{1, 2, 3, 4, 5, 6, 7, 8, 33, 1021, 1022, 1023, 1024, 1025} {
+		for _, operation := range []verbs.WROpcode{verbs.WRSend, verbs.WRRDMAWrite} {
+			t.Run(fmt.Sprintf("%v %d", operation, length), func(t *testing.T) {
+				_, end, p := sender(t)
+				end.Post(end.Request(1, operation, 64, length))
+				for sent := 0; sent < length; {
+					a := p.Expect()
+					require.Equal(t, icrc(a.Frame, 0), a.Frame[len(a.Frame)-4:], "%v", a)
+					pad := -a.PayloadLength & 3
+					require.Equal(t, pad, int(a.PadCount))
+					require.Equal(t, make([]byte, pad), a.Frame[len(a.Frame)-4-pad:len(a.Frame)-4])
+					sent += a.PayloadLength
+				}
+				if length > 1024 {
+					return
+				}
+				end.PostRecv(1, 64, 1024)
+				packet := puppet.Packet{Opcode: roce.RCWriteOnly, PSN: 100, RETH: end.RETH(64, length), AckRequest: true}
+				if operation == verbs.WRSend {
+					packet.Opcode = roce.RCSendOnly
+				}
+				packet.Payload = bytes.Repeat([]byte{0xD1}, length)
+				image := bytes.Clone(end.MR.Bytes())
+				frame := p.Frame(packet)
+				require.Equal(t, icrc(frame, 0), frame[len(frame)-4:])
+				for i := range -length & 3 {
+					frame[len(frame)-5-i] = 0xEE // whatever the pad holds, it is not written
+				}
+				if pad := -length & 3; pad > 0 {
+					copy(frame[len(frame)-4:], icrc(frame, pad))
+					p.Raw(frame)
+					p.ExpectNothing(time.Millisecond)
+					require.Equal(t, map[string]uint64{"icrc_bad": 1}, drops(end))
+				}
+				copy(frame[len(frame)-4:], icrc(frame, 0))
+				p.Raw(frame)
+				p.ExpectAck(100, 1)
+				copy(image[64:], packet.Payload)
+				require.True(t, bytes.Equal(image, end.MR.Bytes()))
+			})
+		}
+	}
 }
 
 // cutTo makes a frame's UDP payload size bytes long, with lengths that fit.
@@ -121,41 +180,54 @@ func TestCase_A4_Lengths(t *testing.T) {
 	}
 }
 
-// TestCase_A4_WrongPad: a request in sequence whose pad count does not fit its length, but which can be taken apart, is
-// an invalid request (IBTA section 9.7.4.1.6). A response or a packet out of sequence is dropped.
+// TestCase_A4_WrongPad: a request in sequence whose pad does not fit its length, but which can be taken apart, is an
+// invalid request (IBTA section 9.7.4.1.6). A response or a packet out of sequence is dropped.
 func TestCase_A4_WrongPad(t *testing.T) {
 	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnly, roce.RCWriteOnlyImmediate, roce.RCReadRequest} {
 		for length := range 9 {
-			for pad := range uint8(4) {
-				bytes := (length+3)&^3 - int(pad) // of payload, for who believes the pad count
-				if bytes < 0 || opcode == roce.RCReadRequest && length == 0 {
+			for pad := range 4 {
+				if opcode == roce.RCReadRequest && length > 0 {
 					continue
 				}
-				fits := -bytes&3 == int(pad) && opcode != roce.RCReadRequest
 				t.Run(fmt.Sprintf("%v %d bytes pad %d", opcode, length, pad), func(t *testing.T) {
-					stage := puppet.NewStage(t, mem.Options{})
-					end := stage.NewEnd(puppet.EndOptions{})
-					p := stage.NewPuppet()
-					p.Connect(end)
+					_, end, p := sender(t)
 					end.PostRecv(1, 4096, 64)
+					image := bytes.Clone(end.MR.Bytes())
 					packet := puppet.Packet{
-						Opcode: opcode, PSN: 101, Payload: make([]byte, length), AckRequest: true, RETH: end.RETH(0, bytes),
-						Wrong: puppet.Wrong{PadCount: &pad},
+						Opcode: opcode, PSN: 101, Payload: make([]byte, length), AckRequest: true, RETH: end.RETH(0, length),
+						Wrong: puppet.Wrong{Pad: &pad, PadCount: new(uint8(pad))},
 					}
 					p.Send(packet)
 					p.ExpectNAK(100, roce.SyndromeNAKSequence)
 					require.Equal(t, verbs.StateRTS, end.QP.State())
 					packet.PSN = 100
 					p.Send(packet)
-					if fits {
+					switch {
+					case pad != -length&3:
+						p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
+						require.Equal(t, verbs.StateError, end.QP.State())
+						require.True(t, bytes.Equal(image, end.MR.Bytes()))
+					case opcode == roce.RCReadRequest:
+						p.ExpectPacket(roce.RCReadResponseOnly, 100)
+					default:
 						p.ExpectAck(100, 1)
-						return
 					}
-					p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
-					require.Equal(t, verbs.StateError, end.QP.State())
 				})
 			}
 		}
+	}
+}
+
+// TestCase_A4_OtherPad: another pad count than meant, where all the lengths fit, is a message of another length, which a
+// WRITE does not have room for.
+func TestCase_A4_OtherPad(t *testing.T) {
+	for pad := range uint8(4) {
+		_, end, p := sender(t)
+		p.Send(puppet.Packet{
+			Opcode: roce.RCWriteOnly, PSN: 100, Payload: []byte("rose"), RETH: end.RETH(0, 4-int(pad)),
+			Wrong: puppet.Wrong{PadCount: new((pad + 1) % 4)},
+		})
+		p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
 	}
 }
 

@@ -217,6 +217,39 @@ func TestRNRReload(t *testing.T) {
 	end.ExpectSend(2, verbs.WCRNRRetryExcErr)
 }
 
+// TestRNRThenAck: a late RNR NAK, whose request was executed in the end, holds nothing up for longer than it says.
+func TestRNRThenAck(t *testing.T) {
+	for _, timeout := range []uint8{0, 14} {
+		t.Run(fmt.Sprintf("timeout %d", timeout), func(t *testing.T) {
+			stage, end, p := sender(t, func(a *verbs.QPAttr) { a.Timeout = timeout })
+			end.Post(end.Request(1, verbs.WRSend, 0, 4))
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			refused := stage.Now()
+			p.NAK(40, roce.RNRNAK(12)) // 0.64 ms
+			p.Ack(40, 1)
+			end.ExpectSend(1, verbs.WCSuccess)
+			end.Post(end.Request(2, verbs.WRSend, 0, 4))
+			require.LessOrEqual(t, p.ExpectPacket(roce.RCSendOnly, 41).At-refused, 640*time.Microsecond+2*latency)
+			p.Ack(41, 2)
+			end.ExpectSend(2, verbs.WCSuccess)
+		})
+	}
+}
+
+// TestRNRDuplicate: an RNR NAK that comes twice is one refusal; it neither costs a second retry nor starts the wait anew.
+func TestRNRDuplicate(t *testing.T) {
+	stage, end, p := sender(t, func(a *verbs.QPAttr) { a.RNRRetry = 1 })
+	end.Post(end.Request(1, verbs.WRSend, 0, 4))
+	p.ExpectPacket(roce.RCSendOnly, 40)
+	refused := stage.Now()
+	p.NAK(40, roce.RNRNAK(12)) // 0.64 ms
+	stage.Pass(100 * time.Microsecond)
+	p.NAK(40, roce.RNRNAK(12))
+	require.Equal(t, 640*time.Microsecond+2*latency, p.ExpectPacket(roce.RCSendOnly, 40).At-refused)
+	p.NAK(40, roce.RNRNAK(12))
+	require.Equal(t, uint8(1), end.ExpectSend(1, verbs.WCRNRRetryExcErr).RNRRetries)
+}
+
 // TestRNRDuringRecovery: a peer that first refuses a SEND for a while and then acknowledges what is behind it, READ and
 // all, has lost the READ's response. That must not be forgotten, even without an ACK timeout.
 func TestRNRDuringRecovery(t *testing.T) {

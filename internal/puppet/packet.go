@@ -26,7 +26,8 @@ type Packet struct {
 type Wrong struct {
 	ICRC             bool    // one bit of it is wrong
 	NoMigReq         bool    // bit M is 0
-	PadCount         *uint8  // what the BTH says; the pad that follows the payload is always the right one
+	PadCount         *uint8  // what the BTH says
+	Pad              *int    // bytes of pad that follow the payload
 	TransportVersion uint8   // what the BTH says
 	PKey             *uint16 // default 0xFFFF
 	QPN              *roce.QPN
@@ -53,6 +54,7 @@ func (p *Puppet) frame(packet Packet) []byte {
 		MigReq: !wrong.NoMigReq, PKey: 0xFFFF, DestinationQPN: p.remote, PadCount: uint8(-len(packet.Payload) & 3),
 	}
 	pad := int(fields.PadCount)
+	override(&pad, wrong.Pad)
 	override(&fields.PKey, wrong.PKey)
 	override(&fields.DestinationQPN, wrong.QPN)
 	override(&fields.PadCount, wrong.PadCount)

@@ -44,13 +44,15 @@ func (p *pollSet) add(fd int) {
 	}
 }
 
-// poll waits until one of the descriptors is readable or the time is over; a negative timeout never ends. The
-// call goes through the scheduler: a raw one would pin a P and stall the collector.
-func (p *pollSet) poll(timeout time.Duration) {
+// poll waits until one of the descriptors is readable or the time is over, and reports whether the first one added is
+// readable; a negative timeout never ends. The call goes through the scheduler: a raw one would pin a P and stall the
+// collector.
+func (p *pollSet) poll(timeout time.Duration) (first bool) {
 	var limit *unix.Timespec
 	if timeout >= 0 {
 		t := unix.NsecToTimespec(int64(timeout))
 		limit = &t
 	}
-	_, _ = unix.Ppoll(p.fds, limit, nil) // EINTR is a wake-up like any other
+	n, err := unix.Ppoll(p.fds, limit, nil)
+	return err == nil && n > 0 && p.fds[0].Revents != 0 // EINTR is a wake-up like any other
 }

@@ -23,10 +23,11 @@ type pollSet struct{}
 func (p *pollSet) reset()  {}
 func (p *pollSet) add(int) {}
 
-func (p *pollSet) poll(timeout time.Duration) {
+func (p *pollSet) poll(timeout time.Duration) (first bool) {
 	const step = time.Millisecond
 	if timeout < 0 || timeout > step {
 		timeout = step
 	}
 	time.Sleep(timeout)
+	return false
 }

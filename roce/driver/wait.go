@@ -81,20 +81,26 @@ func (w *waiter) sleep(shards []*Shard, timeout time.Duration) {
 		w.set.add(s.queue.FD())
 	}
 	w.mode.Store(polling)
-	if !w.woken.Load() {
-		w.set.poll(timeout)
-	}
-	w.mode.Store(awake)
-	if w.woken.Swap(false) {
+	if !w.woken.Load() && w.set.poll(timeout) {
+		// Only what poll(2) has seen is taken back. A wake whose signal comes after that ends the next sleep
+		// at once, which is one turn too many and not a wake-up lost.
 		w.event.drain()
 	}
+	w.mode.Store(awake)
+	w.woken.Store(false)
 }
 
 // parkUntilWoken waits without any descriptor.
-func (w *waiter) parkUntilWoken() {
+func (w *waiter) parkUntilWoken() { w.parkFor(nil) }
+
+// parkFor waits without any descriptor until it is woken or something comes from alarm.
+func (w *waiter) parkFor(alarm <-chan time.Time) {
 	w.mode.Store(parked)
 	if !w.woken.Load() {
-		<-w.park
+		select {
+		case <-w.park:
+		case <-alarm:
+		}
 	}
 	w.mode.Store(awake)
 	w.woken.Store(false)

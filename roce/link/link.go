@@ -38,11 +38,11 @@ func (f Frame) Length() int {
 
 var (
 	// ErrClosed is returned by every call on a device or queue that was closed.
-	ErrClosed = errors.New("link: closed")
+	ErrClosed = errors.New("link is closed")
 	// ErrDown is returned when the network device is down or gone.
-	ErrDown = errors.New("link: network device is down")
+	ErrDown = errors.New("network device is down")
 	// ErrNoNeighbour is returned by Resolve when an address has no route or no answering neighbour.
-	ErrNoNeighbour = errors.New("link: no neighbour")
+	ErrNoNeighbour = errors.New("no neighbour")
 )
 
 // Queue is one receive and transmit pair of a Device.

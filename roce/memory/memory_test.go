@@ -172,10 +172,7 @@ func TestRegionAtTheEnd(t *testing.T) {
 	table, domain := NewTable(1), new(Domain)
 	user := table.NewUser()
 	region, err := table.Register(domain, make([]byte, 32), 1<<64-16, LocalWrite)
-	if err != nil {
-		require.ErrorContains(t, err, "address")
-		return
-	}
+	require.NoError(t, err)
 	for _, c := range []struct {
 		address, length uint64
 		want            Fault

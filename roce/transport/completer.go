@@ -48,6 +48,9 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 			q.recover()
 		}
 	case syndrome.IsRNR():
+		if r.waitingRNR && sequence == r.una {
+			return // a duplicate: nothing was sent since the first one
+		}
 		r.lastSyndrome = syndrome
 		q.engine.counters.ReceivedRNRNAKs++
 		if implied := q.acknowledge(sequence); implied {
@@ -183,7 +186,8 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 
 // complete adds a completion. A CQ without room has lost it, which its QP cannot survive (IBTA section 11.6.3.2).
 func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
-	if cq.Complete(wc, solicited || wc.Status != queue.WCSuccess) {
+	q.completion = *wc
+	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {
 		return
 	}
 	q.engine.counters.CompletionsDropped++

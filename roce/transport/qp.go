@@ -62,6 +62,9 @@ type QP struct {
 	preferRequest bool
 	// failure is why the QP went to the error state, for Query.
 	failure queue.WC
+	// completion is what a CompletionQueue is given: a local variable would be allocated, since it goes through an
+	// interface.
+	completion queue.WC
 }
 
 // NewQP makes a queue pair in state RESET.

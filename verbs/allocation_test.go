@@ -1,0 +1,152 @@
+//go:build !race
+
+package verbs_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// The race detector allocates by itself, so this file is not part of such a build.
+
+// stream keeps requests of one operation in flight between two devices on a network in memory. One goroutine drives
+// both ends, so that whatever is allocated is allocated by the data path.
+type stream struct {
+	t        testing.TB
+	sender   *verbs.QP
+	receiver *verbs.QP
+	sends    *verbs.CQ
+	recvs    *verbs.CQ
+	request  []verbs.SendWR
+	receive  []verbs.RecvWR
+	wcs      [32]verbs.WC
+}
+
+const streamDepth = 16
+
+func newStream(t testing.TB, operation verbs.WROpcode, size int) *stream {
+	s := &stream{t: t}
+	network := mem.NewNetwork(mem.Options{})
+	type side struct {
+		pd *verbs.PD
+		cq *verbs.CQ
+		qp *verbs.QP
+		mr *verbs.MR
+	}
+	var sides [2]side
+	var endpoints [2]verbs.Endpoint
+	check := func(err error) { t.Helper(); require.NoError(t, err) }
+	for i := range sides {
+		l, err := network.NewDevice(mem.DeviceOptions{})
+		check(err)
+		device, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: true})
+		check(err)
+		e := &sides[i]
+		e.pd, err = device.AllocPD()
+		check(err)
+		e.cq, err = device.CreateCQ(4 * streamDepth)
+		check(err)
+		e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.cq, RecvCQ: e.cq})
+		check(err)
+		e.mr, err = e.pd.RegMR(make([]byte, size), allAccess)
+		check(err)
+		endpoints[i], err = e.qp.Endpoint(verbs.ConnectOptions{})
+		check(err)
+		t.Cleanup(func() {
+			check(e.qp.Destroy())
+			check(e.cq.Destroy())
+			check(e.mr.Dereg())
+			check(e.pd.Dealloc())
+			check(device.Close())
+		})
+	}
+	for i := range sides {
+		check(sides[i].qp.Connect(context.Background(), endpoints[1-i], verbs.ConnectOptions{}))
+	}
+	s.sender, s.receiver, s.sends, s.recvs = sides[0].qp, sides[1].qp, sides[0].cq, sides[1].cq
+	s.request = []verbs.SendWR{{
+		Opcode: operation, Flags: verbs.SendSignaled, SGList: []verbs.SGE{sides[0].mr.SGE(0, size)},
+		RemoteAddr: sides[1].mr.Addr(), RKey: sides[1].mr.RKey(),
+	}}
+	if operation == verbs.WRSend || operation == verbs.WRSendWithImm || operation == verbs.WRRDMAWriteWithImm {
+		s.receive = []verbs.RecvWR{{SGList: []verbs.SGE{sides[1].mr.SGE(0, size)}}}
+	}
+	return s
+}
+
+// run moves count messages.
+func (s *stream) run(count int) {
+	posted, completed, received := 0, 0, 0
+	for completed < count || s.receive != nil && received < count {
+		for posted < count && posted-completed < streamDepth && (s.receive == nil || posted-received < streamDepth) {
+			if s.receive != nil {
+				require.NoError(s.t, s.receiver.PostRecv(s.receive...))
+			}
+			if err := s.sender.PostSend(s.request...); err != nil {
+				s.t.Fatal(err)
+			}
+			posted++
+		}
+		received += s.poll(s.recvs)
+		completed += s.poll(s.sends)
+	}
+}
+
+func (s *stream) poll(cq *verbs.CQ) int {
+	n, err := cq.Poll(s.wcs[:])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := range s.wcs[:n] {
+		if wc := &s.wcs[i]; wc.Status != verbs.WCSuccess {
+			s.t.Fatalf("%+v", *wc)
+		}
+	}
+	return n
+}
+
+var streamOperations = []verbs.WROpcode{
+	verbs.WRRDMAWrite, verbs.WRRDMAWriteWithImm, verbs.WRSend, verbs.WRSendWithImm, verbs.WRRDMARead,
+}
+
+// TestNoAllocation: posting, sending, receiving, acknowledging and completing allocate nothing, once pools are warm.
+func TestNoAllocation(t *testing.T) {
+	for _, operation := range streamOperations {
+		for _, size := range []int{8, 4096, 40_000} {
+			t.Run(fmt.Sprintf("%v of %d bytes", operation, size), func(t *testing.T) {
+				s := newStream(t, operation, size)
+				s.run(500)
+				const count = 1000
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				s.run(count)
+				runtime.ReadMemStats(&after)
+				// The runtime itself allocates a few times in a while.
+				require.Less(t, after.Mallocs-before.Mallocs, uint64(count/50), "allocations for %d messages", count)
+			})
+		}
+	}
+}
+
+// BenchmarkStream is the whole data path but for the device: both ends, on one CPU.
+func BenchmarkStream(b *testing.B) {
+	for _, operation := range streamOperations {
+		for _, size := range []int{8, 4096, 65536} {
+			b.Run(fmt.Sprintf("%v/%d", operation, size), func(b *testing.B) {
+				s := newStream(b, operation, size)
+				s.run(500)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				b.ResetTimer()
+				s.run(b.N)
+			})
+		}
+	}
+}

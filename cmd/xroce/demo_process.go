@@ -53,7 +53,7 @@ func (p *process) open() (err error) {
 	if err := p.rdma.useAddress(p.Address); err != nil {
 		return err
 	}
-	if p.memory, err = allocate(p.File.Size); err != nil {
+	if p.memory, err = verbs.AllocBuffer(p.File.Size); err != nil {
 		return err
 	}
 	return p.rdma.register(p.memory)

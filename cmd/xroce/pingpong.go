@@ -67,7 +67,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	memory, err := allocate(2 * c.Size)
+	memory, err := verbs.AllocBuffer(2 * c.Size)
 	if err != nil {
 		return err
 	}

@@ -17,17 +17,6 @@ func nameProcess(name string) {
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0) // only for the eye
 }
 
-// allocate returns memory outside the Go heap, with all pages present: what is measured later are transfers, not
-// page faults. It lasts until the process ends.
-func allocate(size int) ([]byte, error) {
-	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-	if err != nil {
-		return nil, fmt.Errorf("allocate %s: %w", byteCount(uint64(size)), err)
-	}
-	return memory, nil
-}
-
 // socketPair returns the two ends of a stream that belongs to no network namespace.
 func socketPair() (a, b *os.File, err error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

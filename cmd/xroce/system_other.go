@@ -14,8 +14,6 @@ const self = ""
 
 func nameProcess(string) {}
 
-func allocate(int) ([]byte, error) { return nil, netns.ErrNotSupported }
-
 func socketPair() (a, b *os.File, err error) { return nil, nil, netns.ErrNotSupported }
 
 func inheritedSocket(uintptr) (net.Conn, error) { return nil, netns.ErrNotSupported }

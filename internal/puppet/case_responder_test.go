@@ -356,7 +356,7 @@ func TestMSN(t *testing.T) {
 	p.ExpectAck(112, 8)
 }
 
-// TestSolicited and the rest of the header: a packet with bit SE or without bit M is as good as any.
+// TestHeaderBits: a packet with bit SE, without bit M, or of a limited member of the partition is as good as any.
 func TestHeaderBits(t *testing.T) {
 	_, end, p := sender(t)
 	end.PostRecv(1, 4096, 4)

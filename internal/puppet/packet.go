@@ -38,8 +38,8 @@ type Wrong struct {
 	Trailer          int // bytes behind the ICRC, like Ethernet's padding
 }
 
-// frame makes the frame of a packet.
-func (p *Puppet) frame(packet Packet) []byte {
+// Frame returns the frame that Send would send, for those who want to spoil it first.
+func (p *Puppet) Frame(packet Packet) []byte {
 	wrong := packet.Wrong
 	path := p.path
 	if wrong.Source.IsValid() {

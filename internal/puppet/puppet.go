@@ -93,12 +93,9 @@ func (p *Puppet) aim(own, peer roce.GID, remote roce.QPN) {
 // Send sends packets.
 func (p *Puppet) Send(packets ...Packet) {
 	for _, packet := range packets {
-		p.Raw(p.frame(packet))
+		p.Raw(p.Frame(packet))
 	}
 }
-
-// Frame returns the frame that Send would send, for those who want to spoil it first.
-func (p *Puppet) Frame(packet Packet) []byte { return p.frame(packet) }
 
 // Raw sends a frame as it is.
 func (p *Puppet) Raw(frame []byte) {

@@ -53,7 +53,6 @@ type QP struct {
 	pd     *PD
 	driver *driver.QP
 	psn    PSN
-	ah     AHAttr
 }
 
 // CreateQP makes a queue pair in state RESET.

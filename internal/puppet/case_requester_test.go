@@ -276,3 +276,20 @@ func TestWindow(t *testing.T) {
 		}
 	}
 }
+
+// TestReadBrokenOff: a responder whose region goes away in the middle of a READ says so with the PSN of the response that it
+// could not send or, like rdma_rxe, with the first PSN of the request.
+func TestReadBrokenOff(t *testing.T) {
+	for _, psn := range []roce.PSN{41, 40} {
+		_, end, p := sender(t)
+		end.Post(end.Request(1, verbs.WRRDMARead, 0, 3072), end.Request(2, verbs.WRRDMAWrite, 0, 4))
+		p.ExpectPacket(roce.RCReadRequest, 40)
+		p.ExpectPacket(roce.RCWriteOnly, 43)
+		p.Respond(roce.RCReadResponseFirst, 40, make([]byte, 1024))
+		p.NAK(39, roce.SyndromeNAKRemoteAccess) // of nothing that is open
+		end.ExpectNoCompletion()
+		p.NAK(psn, roce.SyndromeNAKRemoteAccess)
+		end.ExpectSend(1, verbs.WCRemAccessErr)
+		end.ExpectSend(2, verbs.WCWRFlushErr)
+	}
+}

@@ -60,10 +60,11 @@ func (f Fault) String() string {
 
 // Errors of registration.
 var (
-	ErrEmptyBuffer = errors.New("memory: buffer is empty")
-	ErrAccess      = errors.New("memory: access rights do not fit")
-	ErrNoKeys      = errors.New("memory: all keys are in use")
-	ErrNotFound    = errors.New("memory: region is not registered here")
+	ErrEmptyBuffer = errors.New("buffer is empty")
+	ErrAddress     = errors.New("region would reach beyond the end of the address space")
+	ErrAccess      = errors.New("access rights do not fit")
+	ErrNoKeys      = errors.New("all keys are in use")
+	ErrNotFound    = errors.New("region is not registered here")
 )
 
 // Domain is a protection domain: keys work only for users of the same one. Domains are compared by pointer.
@@ -135,11 +136,14 @@ func NewTable(seed uint64) *Table {
 }
 
 // Register makes buffer accessible to domain under the region's key. Address is how the first byte is
-// called by work requests and peers; nil-like 0 is an ordinary address (see BufferAddress for the usual one).
+// called by work requests and peers: usually BufferAddress, but any will do that does not make the region wrap.
 // The buffer is kept reachable, and belongs to the peers that access permits, until Deregister returns.
 func (t *Table) Register(domain *Domain, buffer []byte, address uint64, access Access) (*Region, error) {
 	if len(buffer) == 0 {
 		return nil, ErrEmptyBuffer
+	}
+	if room := -address; room != 0 && uint64(len(buffer)) > room {
+		return nil, fmt.Errorf("%w: %d bytes from %#x on", ErrAddress, len(buffer), address)
 	}
 	access &^= optionalAccess
 	if unknown := access &^ knownAccess; unknown != 0 {

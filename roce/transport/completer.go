@@ -23,6 +23,11 @@ func (q *QP) receiveResponse(p *roce.Packet) {
 		return
 	}
 	if sequence < r.una {
+		if p.Opcode == roce.RCAcknowledge && isFatal(p.AETH().Syndrome()) && q.breaksRead(sequence) {
+			r.lastSyndrome = p.AETH().Syndrome()
+			q.fail(statusOf(r.lastSyndrome))
+			return
+		}
 		q.drop(roce.DropStaleResponse)
 		return
 	}
@@ -67,8 +72,7 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 		r.lastSyndrome = syndrome
 		q.acknowledge(sequence)
 		q.recover()
-	case syndrome == roce.SyndromeNAKInvalidRequest, syndrome == roce.SyndromeNAKRemoteAccess,
-		syndrome == roce.SyndromeNAKRemoteOperational:
+	case isFatal(syndrome):
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence); implied {
 			q.recover()
@@ -78,6 +82,23 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 	default:
 		q.drop(roce.DropUnexpectedResponse)
 	}
+}
+
+func isFatal(syndrome roce.Syndrome) bool {
+	return syndrome == roce.SyndromeNAKInvalidRequest || syndrome == roce.SyndromeNAKRemoteAccess ||
+		syndrome == roce.SyndromeNAKRemoteOperational
+}
+
+// breaksRead says whether a PSN before una belongs to a READ that is being answered. rdma_rxe puts the first PSN of the request
+// into the NAK with which it breaks a READ off, not that of the response that it could not send
+// (drivers/infiniband/sw/rxe/rxe_resp.c).
+func (q *QP) breaksRead(sequence uint64) bool {
+	r := &q.requester
+	if r.head == r.tail {
+		return false
+	}
+	w := r.work(r.head)
+	return w.isRead() && sequence >= w.first && r.una > w.first
 }
 
 func statusOf(syndrome roce.Syndrome) queue.WCStatus {
@@ -131,11 +152,11 @@ func (q *QP) progress(una uint64) {
 		answered++
 	}
 	r.readCount = copy(r.reads, r.reads[answered:r.readCount])
-	if !r.waitingRNR {
-		q.stopTimer()
-		if r.cursor > una {
-			q.startAckTimer()
-		}
+	// What was refused for lack of a receive was executed after all: there is nothing to wait for.
+	r.waitingRNR = false
+	q.stopTimer()
+	if r.cursor > una {
+		q.startAckTimer()
 	}
 	q.retire()
 	q.engine.Ready(q)

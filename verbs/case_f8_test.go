@@ -85,7 +85,7 @@ func killAt(t *testing.T, pair *netlab.Pair, peer *verbs.Device, delay time.Dura
 	require.NoError(t, there.Close())
 	_ = cmd.Wait() // killed
 	<-connected
-	word, err := e.mr.LoadUint64(0)
+	word, err := e.mr.LoadUint64(e.mr.Length() - 8)
 	require.NoError(t, err)
 	return word != 0
 }
@@ -159,7 +159,7 @@ func victim(device string) error {
 		return err
 	}
 	buffer := make([]byte, 1<<20)
-	buffer[0] = 1
+	buffer[len(buffer)-1] = 1
 	mr, err := pd.RegMR(buffer, allAccess)
 	if err != nil {
 		return err

@@ -103,10 +103,8 @@ func (p *Puppet) Raw(frame []byte) {
 	require.NotNil(p.t, buffer, "puppet has no transmit buffer left")
 	p.queue.Commit(copy(buffer, frame))
 	p.queue.Publish()
-	for again := true; again || p.queue.Pending(); {
-		var err error
-		again, err = p.queue.Kick()
-		require.NoError(p.t, err)
+	for p.queue.Pending() {
+		require.NoError(p.t, p.queue.Kick())
 	}
 }
 

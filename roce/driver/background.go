@@ -11,24 +11,24 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/xroce/xroce/roce/transport"
 )
 
 const (
-	// watchInterval is how long a shard may go without progress after its last poller went away. Looking
-	// takes a poller's CPU for a moment: every 2 ms is often enough to show in the 99th percentile of round trips of
-	// 8 us, every 10 ms is not, and both are far below the usual ACK timeout of 67 ms.
+	// watchInterval is how often the background looks whether the lease was renewed; a shard goes without progress
+	// for at most two of them after its last poller went away. Looking takes a poller's CPU for a moment: every 2 ms
+	// is often enough to show in the 99th percentile of round trips of 8 us, every 10 ms is not, and both are far
+	// below the usual ACK timeout of 67 ms.
 	watchInterval = 10 * time.Millisecond
-	// backgroundTurns is how long the background drives before it looks around.
+	// backgroundTurns is how long the background drives before it looks around; not measured.
 	backgroundTurns = 64
-	// stalledRetry is the pause before work is tried again that found no transmit buffer.
-	stalledRetry = 100 * time.Microsecond
 )
 
 type background struct {
 	waiter   *waiter
 	alarm    *time.Timer
 	quit     atomic.Bool
-	needed   atomic.Bool // a driver left work behind
 	resting  atomic.Bool // sleeping without a limit because somebody leads
 	finished sync.WaitGroup
 }
@@ -58,14 +58,6 @@ func (b *background) stop() {
 	b.waiter.wake()
 	b.finished.Wait()
 	b.waiter.close()
-	b.waiter = nil
-}
-
-// help tells the background that a driver left work behind.
-func (b *background) help() {
-	if b.waiter != nil {
-		b.needed.Store(true)
-	}
 }
 
 // endRest makes the background look at the lease again, since the last blocked wait has ended.
@@ -89,12 +81,8 @@ func (s *Shard) runBackground(b *background) {
 			b.watch()
 			continue
 		}
-		b.needed.Store(false)
 		s.drive(backgroundTurns)
-		timeout, lead := s.sleep.lead(s, b.waiter)
-		if lead && b.needed.Load() {
-			timeout = stalledRetry
-		}
+		timeout, lead := s.lead(b.waiter)
 		if lead && s.sleep.waiters.Load() == 0 && !b.quit.Load() {
 			b.waiter.sleep([]*Shard{s}, timeout)
 		}
@@ -133,29 +121,43 @@ type sleep struct {
 	followers []*waiter // the blocked waits, the leader among them
 }
 
-// wake wakes the sleeper, if there is one.
-func (l *sleep) wake() {
-	if w := l.leader.Load(); w != nil {
-		w.wake()
+// remind wakes the sleeper, if there is one and it would sleep beyond a time of the shard's clock.
+func (l *sleep) remind(at transport.Time) {
+	if l.until.Load() > int64(at) {
+		if w := l.leader.Load(); w != nil {
+			w.wake()
+		}
 	}
 }
 
-// lead makes w the shard's sleeper unless there is another one, and returns how long it may sleep. The alarm is set
-// under the shard's lock: whoever sets an earlier deadline afterwards sees it.
-func (l *sleep) lead(s *Shard, w *waiter) (timeout time.Duration, ok bool) {
+// lead makes w the shard's sleeper unless there is another one, and returns how long it may sleep; negative is for ever.
+// The alarm is set under the shard's lock: whoever sets an earlier deadline afterwards sees it.
+func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
+	l := &s.sleep
 	if !l.leader.CompareAndSwap(nil, w) && l.leader.Load() != w {
 		return 0, false
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	deadline, timed := s.engine.NextDeadline()
-	if !timed {
-		l.until.Store(math.MaxInt64)
+	alarm := int64(math.MaxInt64)
+	if deadline, timed := s.engine.NextDeadline(); timed {
+		alarm = int64(deadline)
+	}
+	if s.queue.Pending() || !s.engine.Idle() {
+		alarm = min(alarm, int64(s.retryTime()))
+	}
+	l.until.Store(alarm)
+	s.mu.Unlock()
+	switch {
+	case s.called():
+		return 0, true // somebody found the lock taken just now
+	case alarm == math.MaxInt64:
 		return -1, true
 	}
-	l.until.Store(int64(deadline))
-	return max(0, time.Duration(deadline-s.device.options.Clock())), true
+	return max(0, time.Duration(alarm-int64(s.device.options.Clock()))), true
 }
+
+// awake takes back the alarm of a sleeper that goes on leading.
+func (l *sleep) awake() { l.until.Store(0) }
 
 // leave ends w's time as the sleeper and makes one of the followers try.
 func (l *sleep) leave(w *waiter) {

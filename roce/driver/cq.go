@@ -199,6 +199,7 @@ func (c *completions) Complete(wc *queue.WC, _ bool) bool {
 	if fired {
 		home := c.qp.home.Load()
 		home.fired = append(home.fired, c.cq)
+		home.hasFired.Store(true)
 	}
 	return ok
 }

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/xroce/xroce/roce"
@@ -27,15 +26,14 @@ import (
 
 // Errors of the driver.
 var (
-	ErrClosed       = errors.New("closed")
+	ErrClosed       = link.ErrClosed
+	ErrNotSupported = errors.ErrUnsupported
 	ErrInUse        = errors.New("still in use")
 	ErrInvalid      = errors.New("invalid argument")
 	ErrLimit        = errors.New("device limit exceeded")
 	ErrState        = errors.New("QP is in the wrong state")
 	ErrPathMTU      = errors.New("path MTU does not fit the device")
 	ErrNoGID        = errors.New("no such GID")
-	ErrNotSupported = errors.New("not supported")
-	errNoSuchQueue  = errors.New("link has no queue")
 )
 
 // Options of a Device; the zero value works.
@@ -51,10 +49,6 @@ type Options struct {
 	Clock  func() transport.Time
 }
 
-// qpnBits is the size of the range of QPNs that a device uses. Its base is drawn at random at every start, so that a
-// restarted process is not taken for its predecessor.
-const qpnBits = 14
-
 const maxShards = 64 // a CQ keeps the set of its shards in one word
 
 // Device is an open device.
@@ -63,12 +57,10 @@ type Device struct {
 	options Options
 	memory  *memory.Table
 	shards  []*Shard
-	base    roce.QPN
-	qps     [1 << qpnBits]atomic.Pointer[QP]
+	numbers numbers
+	gids    gids
 
 	mu      sync.Mutex
-	nextQPN uint32
-	taken   [1 << qpnBits]bool
 	qpCount int
 	cqCount int
 	closed  bool
@@ -96,18 +88,11 @@ func open(l link.Device, o Options) (*Device, error) {
 	}
 	queues := l.Queues()
 	if len(queues) == 0 || len(queues) > maxShards {
-		return nil, fmt.Errorf("%w: %d queues, the driver works with 1 to %d", errNoSuchQueue, len(queues), maxShards)
+		return nil, fmt.Errorf("%w: %s has %d queues, the engine drives 1 to %d: ask for fewer of them",
+			ErrLimit, l.Information().Name, len(queues), maxShards)
 	}
-	random := rand.New(rand.NewPCG(o.Seed, 0x71706e73))
-	// Neither the range of the reserved QPNs 0 and 1 nor that of the multicast QPN.
-	ranges := uint32(1) << (24 - qpnBits)
-	d := &Device{
-		link:    l,
-		options: o,
-		memory:  memory.NewTable(o.Seed),
-		base:    roce.QPN((1 + random.Uint32N(ranges-2)) << qpnBits),
-		nextQPN: random.Uint32N(1 << qpnBits),
-	}
+	d := &Device{link: l, options: o, memory: memory.NewTable(o.Seed)}
+	d.numbers.init(rand.New(rand.NewPCG(o.Seed, 0x71706e73)))
 	for i, q := range queues {
 		s, err := newShard(d, i, q)
 		if err != nil {
@@ -116,7 +101,7 @@ func open(l link.Device, o Options) (*Device, error) {
 		}
 		d.shards = append(d.shards, s)
 	}
-	if err := l.Steer(link.Steering{QPNBase: d.base, QPNBits: qpnBits}); err != nil {
+	if err := l.Steer(link.Steering{QPNBase: d.numbers.base, QPNBits: qpnBits}); err != nil {
 		d.stop()
 		return nil, err
 	}
@@ -169,32 +154,16 @@ func (d *Device) Memory() *memory.Table { return d.memory }
 // Shards is the number of shards.
 func (d *Device) Shards() int { return len(d.shards) }
 
-// GIDs returns the GID table: the addresses that the network device has right now.
-func (d *Device) GIDs() ([]roce.GID, error) {
-	addresses, err := d.link.Addresses()
-	if err != nil {
-		return nil, err
-	}
-	gids := make([]roce.GID, len(addresses))
-	for i, a := range addresses {
-		gids[i] = roce.GIDFromAddr(a)
-	}
-	return gids, nil
+// ethernetHeader is the longest there is: with an 802.1Q tag.
+const ethernetHeader = 18
+
+// MaxMTU is the largest path MTU that the buffers of the device's queues have room for.
+func (d *Device) MaxMTU() roce.MTU {
+	mtu, _ := roce.ActiveMTU(d.link.MaximumFrame() - ethernetHeader)
+	return mtu
 }
 
-// GID returns one entry of the GID table.
-func (d *Device) GID(index int) (roce.GID, error) {
-	gids, err := d.GIDs()
-	if err != nil {
-		return roce.GID{}, err
-	}
-	if index < 0 || index >= len(gids) {
-		return roce.GID{}, fmt.Errorf("%w: index %d, %s has %d", ErrNoGID, index, d.link.Information().Name, len(gids))
-	}
-	return gids[index], nil
-}
-
-// ActiveMTU is the largest path MTU that the device carries now.
+// ActiveMTU is the largest path MTU that the device carries now. With link.ErrDown it is that of a device which is down.
 func (d *Device) ActiveMTU() (roce.MTU, error) {
 	mtu, _, err := d.activeMTU()
 	return mtu, err
@@ -202,17 +171,15 @@ func (d *Device) ActiveMTU() (roce.MTU, error) {
 
 func (d *Device) activeMTU() (active roce.MTU, netdev int, err error) {
 	netdev, err = d.link.MTU()
-	if err != nil {
+	if err != nil && !errors.Is(err, link.ErrDown) {
 		return 0, 0, err
 	}
-	// A frame is an IP packet and up to 18 bytes of Ethernet header.
-	carried := min(netdev, d.link.MaximumFrame()-18)
-	active, ok := roce.ActiveMTU(carried)
-	if !ok {
-		return 0, netdev, fmt.Errorf("%w: %s has MTU %d, the smallest path MTU (256) needs %d",
+	active, ok := roce.ActiveMTU(netdev)
+	if !ok && err == nil {
+		err = fmt.Errorf("%w: %s has MTU %d, the smallest path MTU (256) needs %d",
 			ErrPathMTU, d.link.Information().Name, netdev, 256+roce.MTUOverhead)
 	}
-	return active, netdev, nil
+	return min(active, d.MaxMTU()), netdev, err
 }
 
 func (d *Device) checkPathMTU(m roce.MTU) error {
@@ -224,8 +191,8 @@ func (d *Device) checkPathMTU(m roce.MTU) error {
 	if need := m.Bytes() + roce.MTUOverhead; netdev < need {
 		return fmt.Errorf("%w: path MTU %v needs netdev MTU %d, %s has %d", ErrPathMTU, m, need, name, netdev)
 	}
-	return fmt.Errorf("%w: path MTU %v needs frames of %d bytes, %s carries %d",
-		ErrPathMTU, m, m.Bytes()+roce.MTUOverhead+18, name, d.link.MaximumFrame())
+	return fmt.Errorf("%w: path MTU %v needs frames of %d bytes, %s has buffers for %d",
+		ErrPathMTU, m, m.Bytes()+roce.MTUOverhead+ethernetHeader, name, d.link.MaximumFrame())
 }
 
 // AddressVector names the peer of a connected QP.
@@ -236,35 +203,35 @@ type AddressVector struct {
 	FlowLabel    uint32 // 0 derives one from the QPNs
 }
 
-// resolve makes a path out of an address vector.
-func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote roce.QPN) (roce.Path, error) {
+// resolve makes a path out of an address vector. label is the flow label that the source port comes from.
+func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote roce.QPN) (path roce.Path, label uint32, err error) {
 	source, err := d.GID(av.SGIDIndex)
 	if err != nil {
-		return roce.Path{}, err
+		return path, 0, err
 	}
 	name := d.link.Information().Name
 	if source.Is4() != av.DGID.Is4() {
-		return roce.Path{}, fmt.Errorf("%w: GID %d of %s is %v, the peer's is %v: not of the same family",
+		return path, 0, fmt.Errorf("%w: GID %d of %s is %v, the peer's is %v: not of the same family",
 			ErrInvalid, av.SGIDIndex, name, source, av.DGID)
 	}
 	if av.DGID.IsZero() || av.DGID.IsMulticast() {
-		return roce.Path{}, fmt.Errorf("%w: destination GID %v is not the address of a peer", ErrInvalid, av.DGID)
+		return path, 0, fmt.Errorf("%w: destination GID %v is not the address of a peer", ErrInvalid, av.DGID)
 	}
 	destination := av.DGID.Addr()
 	own, err := d.link.Addresses()
 	if err != nil {
-		return roce.Path{}, err
+		return path, 0, err
 	}
 	for _, a := range own {
 		if a.WithZone("") == destination {
-			return roce.Path{}, fmt.Errorf("%w: %v is an address of %s itself", ErrNotSupported, destination, name)
+			return path, 0, fmt.Errorf("%w: %v is an address of %s itself", ErrNotSupported, destination, name)
 		}
 	}
 	neighbour, err := d.link.Resolve(ctx, source.Addr(), destination)
 	if err != nil {
-		return roce.Path{}, err
+		return path, 0, err
 	}
-	label := av.FlowLabel & 0xFFFFF
+	label = av.FlowLabel & 0xFFFFF
 	if label == 0 {
 		label = roce.FlowLabel(local, remote)
 	}
@@ -274,57 +241,30 @@ func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote r
 		TrafficClass: av.TrafficClass, HopLimit: neighbour.HopLimit,
 		// The flow label of the IP header stays 0 unless the user asked for one, as rdma_rxe sends it.
 		FlowLabel: av.FlowLabel & 0xFFFFF, SourcePort: roce.UDPSourcePort(label),
-	}, nil
+	}, label, nil
 }
 
-// home is the shard where the QP of a path lives: both ends compute the same flow label, and on a device
-// that delivers by the sender's queue the frames then arrive where their QP is.
-func (d *Device) home(av *AddressVector, local, remote roce.QPN) *Shard {
-	label := av.FlowLabel & 0xFFFFF
-	if label == 0 {
-		label = roce.FlowLabel(local, remote)
-	}
-	return d.shards[label%uint32(len(d.shards))]
-}
-
-// qp finds a QP by its number.
-func (d *Device) qp(number roce.QPN) *QP {
-	offset := number - d.base
-	if offset >= 1<<qpnBits {
-		return nil
-	}
-	return d.qps[offset].Load()
-}
-
-// adopt gives a QP its number and makes it a user of its CQs. Numbers are used in turn, so that a late packet to a
-// QP that is gone finds nobody for as long as possible.
-func (d *Device) adopt(q *QP) error {
+// adopt gives a QP its number and makes it a user of its CQs.
+func (d *Device) adopt(q *QP) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed || q.config.SendCQ.closed.Load() || q.config.RecvCQ.closed.Load() {
 		return ErrClosed
 	}
-	for range 1 << qpnBits {
-		offset := d.nextQPN % (1 << qpnBits)
-		d.nextQPN++
-		if !d.taken[offset] {
-			d.taken[offset] = true
-			q.number = d.base + roce.QPN(offset)
-			d.qpCount++
-			q.config.SendCQ.qps++
-			q.config.RecvCQ.qps++
-			return nil
-		}
+	if q.number, err = d.numbers.claim(); err != nil {
+		return err
 	}
-	return fmt.Errorf("%w: all %d QP numbers are in use", ErrLimit, 1<<qpnBits)
+	d.qpCount++
+	q.config.SendCQ.qps++
+	q.config.RecvCQ.qps++
+	return nil
 }
 
 // release undoes adopt.
 func (d *Device) release(q *QP) {
+	d.numbers.release(q.number)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.qps[q.number-d.base].Store(nil)
-	d.taken[q.number-d.base] = false
 	d.qpCount--
 	q.config.SendCQ.qps--
 	q.config.RecvCQ.qps--
@@ -351,7 +291,7 @@ func (d *Device) NextDeadline() (transport.Time, bool) {
 		if t, ok := s.engine.NextDeadline(); ok && (!found || t < next) {
 			next, found = t, true
 		}
-		s.mu.Unlock()
+		s.unlock()
 	}
 	return next, found
 }
@@ -363,7 +303,7 @@ func (d *Device) Counters() (transport.Counters, link.Counters) {
 	for _, s := range d.shards {
 		s.mu.Lock()
 		t.Add(s.engine.Counters())
-		s.mu.Unlock()
+		s.unlock()
 		c := s.queue.Counters()
 		l.Received += c.Received
 		l.Transmitted += c.Transmitted

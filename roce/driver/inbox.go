@@ -8,6 +8,7 @@ import (
 )
 
 const (
+	// inboxSlots is two receive batches; not measured.
 	inboxSlots = 64
 	// inboxFrame holds the largest frame: path MTU 4096 and all headers.
 	inboxFrame = 4352
@@ -71,13 +72,13 @@ func (s *Shard) drainInboxes(now transport.Time) {
 	counters := s.engine.Counters()
 	for i := range s.inboxes {
 		b := &s.inboxes[i]
-		for b.waiting() {
-			at := b.consumed.Load()
+		// What comes in meanwhile is for the next turn.
+		for at, end := b.consumed.Load(), b.produced.Load(); at != end; at++ {
 			slot := &b.slots.Load()[at%inboxSlots]
 			b.segments[0] = slot.frame[:slot.length]
 			reason := s.packet.Parse(b.segments[:])
 			if reason == roce.DropNone {
-				if q := s.device.qp(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
+				if q := s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
 					reason = roce.DropUnknownQPN
 				} else {
 					counters.HandedOver++

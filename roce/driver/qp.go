@@ -35,18 +35,18 @@ type QP struct {
 	transport *transport.QP
 	home      atomic.Pointer[Shard]
 
-	rung     atomic.Bool // on its shard's stack of doorbells
-	rungNext *QP
+	ringing     atomic.Bool // on its shard's stack of doorbells
+	ringingNext *QP
 
-	control sync.Mutex // held by Modify and Close
-	closed  bool
+	closed  atomic.Bool
+	control sync.Mutex // held by Modify and Close while they change something
 	vector  AddressVector
 
 	sendMu  sync.Mutex
 	send    *queue.Producer
 	recvMu  sync.Mutex
 	receive *queue.Producer
-	taken   *queue.Consumer // the engine's end of the receive queue
+	posted  *queue.Consumer // the engine's end of the receive queue
 }
 
 // CreateQP makes a queue pair in state RESET.
@@ -60,7 +60,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		return nil, err
 	}
 	q.send = send
-	if q.receive, q.taken, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
+	if q.receive, q.posted, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
 		return nil, err
 	}
 	q.home.Store(d.shards[0])
@@ -79,7 +79,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		return nil, err
 	}
 	q.transport.Attach(d.shards[0].engine)
-	d.qps[q.number-d.base].Store(q) // packets find it from here on
+	d.numbers.publish(q)
 	return q, nil
 }
 
@@ -113,11 +113,11 @@ type receives QP
 
 // Take implements transport.ReceiveQueue. It runs under the lock of the QP's shard.
 func (q *receives) Take(wr *queue.RecvWR) (found, valid bool) {
-	if q.taken.Available(0) == 0 {
+	if q.posted.Available(0) == 0 {
 		return false, false
 	}
-	valid = q.taken.ReadRecv(0, wr)
-	q.taken.Release(1)
+	valid = q.posted.ReadRecv(0, wr)
+	q.posted.Release(1)
 	return true, valid
 }
 
@@ -133,7 +133,9 @@ func (q *QP) State() transport.State { return q.transport.State() }
 // PostSend posts requests until one is refused, and returns how many were posted. The requests are copied.
 func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
 	q.sendMu.Lock()
-	if state := q.transport.State(); state < transport.StateRTS {
+	if q.closed.Load() {
+		err = q.closedError()
+	} else if state := q.transport.State(); state < transport.StateRTS {
 		err = fmt.Errorf("%w: posting a send needs RTS, QP %#x is in %v", ErrState, uint32(q.number), state)
 	}
 	for ; err == nil && posted < len(wrs); posted++ {
@@ -153,7 +155,9 @@ func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
 // PostRecv posts receives until one is refused, and returns how many were posted. The requests are copied.
 func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	q.recvMu.Lock()
-	if state := q.transport.State(); state < transport.StateInit {
+	if q.closed.Load() {
+		err = q.closedError()
+	} else if state := q.transport.State(); state < transport.StateInit {
 		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %#x is in %v", ErrState, uint32(q.number), state)
 	}
 	for ; err == nil && posted < len(wrs); posted++ {
@@ -172,30 +176,41 @@ func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	return posted, err
 }
 
-// Modify changes attributes and state. Av is the address vector if mask has MaskAV; resolving it may take until
-// ctx ends.
+func (q *QP) closedError() error { return fmt.Errorf("QP %#x: %w", uint32(q.number), ErrClosed) }
+
+// Modify changes attributes and state. av is the address vector if mask has MaskAV; resolving it may take until
+// ctx ends, without holding anything up.
 func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVector, mask transport.AttributeMask) error {
-	q.control.Lock()
-	defer q.control.Unlock()
-	if q.closed {
-		return ErrClosed
+	if mask&transport.MaskState != 0 && (a.State == transport.StateSQD || a.State == transport.StateSQE) {
+		return fmt.Errorf("%w: QP state %v", ErrNotSupported, a.State)
 	}
 	if err := q.checkModify(a, mask); err != nil {
 		return err
 	}
-	attributes := *a
 	if mask&transport.MaskPathMTU != 0 {
 		if err := q.device.checkPathMTU(a.PathMTU); err != nil {
 			return err
 		}
 	}
+	attributes := *a
+	var home *Shard
 	if mask&transport.MaskAV != 0 {
-		path, err := q.device.resolve(ctx, av, q.number, a.DestinationQPN)
+		path, label, err := q.device.resolve(ctx, av, q.number, a.DestinationQPN)
 		if err != nil {
 			return err
 		}
 		attributes.Path = path
-		q.move(q.device.home(av, q.number, a.DestinationQPN))
+		// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
+		// then arrive where their QP is at home.
+		home = q.device.shards[label%uint32(len(q.device.shards))]
+	}
+	q.control.Lock()
+	defer q.control.Unlock()
+	if err := q.checkModify(a, mask); err != nil { // the state may be another one by now
+		return err
+	}
+	if home != nil {
+		q.move(home)
 	}
 	if err := q.modify(&attributes, mask); err != nil {
 		return err
@@ -207,9 +222,12 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 }
 
 func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) error {
+	if q.closed.Load() {
+		return q.closedError()
+	}
 	home := q.home.Load()
 	home.mu.Lock()
-	defer home.mu.Unlock()
+	defer home.unlock()
 	return q.transport.CheckModify(a, mask)
 }
 
@@ -222,8 +240,8 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask) error
 	home := q.home.Load()
 	home.mu.Lock()
 	err := q.transport.Modify(q.device.options.Clock(), a, mask)
-	home.mu.Unlock()
-	home.drive(driveBriefly) // completions that the change made wake who waits for them
+	home.unlock()
+	home.drive(driveBriefly) // what the change made ready to send
 	return err
 }
 
@@ -234,7 +252,7 @@ func (q *QP) move(to *Shard) {
 	from.engine.Remove(q.transport)
 	q.transport.Attach(to.engine)
 	q.home.Store(to)
-	from.mu.Unlock()
+	from.unlock()
 	q.config.SendCQ.addShard(to)
 	q.config.RecvCQ.addShard(to)
 }
@@ -245,7 +263,7 @@ func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
 	defer q.control.Unlock()
 	home := q.home.Load()
 	home.mu.Lock()
-	defer home.mu.Unlock()
+	defer home.unlock()
 	return q.transport.Attributes(), q.vector, q.transport.Failure()
 }
 
@@ -254,10 +272,9 @@ func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
 func (q *QP) Close() error {
 	q.control.Lock()
 	defer q.control.Unlock()
-	if q.closed {
-		return ErrClosed
+	if q.closed.Swap(true) {
+		return q.closedError()
 	}
-	q.closed = true
 	if err := q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState); err != nil {
 		return err
 	}

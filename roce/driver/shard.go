@@ -7,8 +7,10 @@ package driver
 
 import (
 	"math"
+	"math/bits"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
@@ -22,12 +24,20 @@ const (
 	receiveBatch = 32
 	emitBudget   = 32
 
-	// A caller that came to post or to poll is not kept for longer than this many turns.
+	// driveBriefly is how many turns a caller that came to post or to poll makes at most: a few windows of
+	// frames. It is not measured; it only bounds how long such a call can take.
 	driveBriefly = 8
 	driveFully   = math.MaxInt
 
-	// kickTries bounds the kicks in a row that the link wants repeated.
+	// kickTries bounds the kicks in a row: enough for a transmit ring of 512 descriptors where the kernel takes
+	// 32 of them per call (TX_BATCH_SIZE, net/xdp/xsk.c).
 	kickTries = 16
+
+	// stalledRetry is the pause before work is tried again that found no transmit buffer, and downRetry the one
+	// after the link has failed. They are not measured: a tenth of a millisecond is far below every usual
+	// timeout, and a device that is down may stay so for long.
+	stalledRetry = 100 * time.Microsecond
+	downRetry    = 10 * time.Millisecond
 )
 
 // Shard is one queue of the link and the transport state of the QPs at home there.
@@ -36,7 +46,7 @@ type Shard struct {
 	index  int
 	queue  link.Queue
 
-	// doorbells is a stack of the QPs that have new work, linked by QP.rungNext.
+	// doorbells is a stack of the QPs that have new work, linked by QP.ringingNext.
 	doorbells atomic.Pointer[QP]
 	inboxes   []inbox // indexed by the shard that hands over
 	polls     atomic.Uint64
@@ -48,8 +58,11 @@ type Shard struct {
 	user   *memory.User
 	frames [receiveBatch]link.Frame
 	packet roce.Packet
-	fired  []*CQ // armed CQs that got a completion in this turn
+	fired  []*CQ // armed CQs that got a completion and whose waiters were not woken yet
 	closed bool
+
+	hasFired atomic.Bool // fired is not empty
+	failed   atomic.Bool // the last kick ended with an error
 
 	sleep      sleep
 	background background
@@ -77,12 +90,12 @@ func (s *Shard) stop() {
 
 // ring tells the shard that qp has new work. The caller then drives.
 func (s *Shard) ring(q *QP) {
-	if q.rung.Swap(true) {
+	if q.ringing.Swap(true) {
 		return
 	}
 	for {
 		top := s.doorbells.Load()
-		q.rungNext = top
+		q.ringingNext = top
 		if s.doorbells.CompareAndSwap(top, q) {
 			return
 		}
@@ -91,74 +104,112 @@ func (s *Shard) ring(q *QP) {
 
 // answerDoorbells marks the QPs ready whose doorbell was rung. The mark is taken back before the work is
 // looked at: a post that comes later rings again.
-func (s *Shard) answerDoorbells() bool {
-	q := s.doorbells.Swap(nil)
-	if q == nil {
-		return false
-	}
-	for q != nil {
-		next := q.rungNext
-		q.rungNext = nil
-		q.rung.Store(false)
+func (s *Shard) answerDoorbells(r *turnResult) {
+	for q := s.doorbells.Swap(nil); q != nil; {
+		next := q.ringingNext
+		q.ringingNext = nil
+		q.ringing.Store(false)
 		if home := q.home.Load(); home == s {
 			s.engine.Ready(q.transport)
 		} else {
 			home.ring(q) // it moved in between
+			r.handed |= 1 << home.index
 		}
-		q = next
+		q, r.did = next, true
 	}
-	return true
 }
 
-// drive runs the shard for at most so many turns, if nobody else does, and reports whether anything was done.
-//
-// No work is ever stranded: who finds the lock taken has rung a doorbell before, and the holder looks for
-// doorbells again after it has unlocked.
+// called says that somebody wants something of the shard: a doorbell was rung, frames were handed over, or
+// waiters are to be woken.
+func (s *Shard) called() bool {
+	return s.doorbells.Load() != nil || s.hasFired.Load() || s.inboxWaiting()
+}
+
+// unlock releases the shard. Whoever finds the lock taken leaves his work in a doorbell, an inbox or the list of fired CQs
+// and goes away, so every holder has to look after it has let go: no work is ever stranded.
+func (s *Shard) unlock() {
+	s.mu.Unlock()
+	if s.called() {
+		s.drive(driveBriefly)
+	}
+}
+
+// drive runs the shard for at most so many turns, if nobody else does, and reports whether anything was done. Then it
+// runs the shards that were handed frames.
 func (s *Shard) drive(turns int) (progress bool) {
+	progress, handed := s.run(turns)
+	shards := s.device.shards
+	for visits := 0; handed != 0 && visits < 2*len(shards); visits++ {
+		next := bits.TrailingZeros64(handed)
+		handed &^= 1 << next
+		did, more := shards[next].run(turns)
+		progress = progress || did
+		handed |= more
+	}
+	for ; handed != 0; handed &= handed - 1 {
+		// They have handed frames to each other for long enough. Whoever sleeps there goes on.
+		shards[bits.TrailingZeros64(handed)].sleep.remind(0)
+	}
+	return progress
+}
+
+// run is drive for this shard alone. handed is the set of the shards that were handed frames.
+func (s *Shard) run(turns int) (progress bool, handed uint64) {
 	for ; turns > 0; turns-- {
 		if !s.mu.TryLock() {
-			return progress
+			return progress, handed
 		}
 		if s.closed {
 			s.mu.Unlock()
-			return progress
+			return progress, handed
 		}
 		result := s.turn()
 		fired := s.fired
 		s.fired = nil
+		s.hasFired.Store(false)
 		s.mu.Unlock()
 
 		s.kick()
 		for _, cq := range fired {
 			cq.notify()
 		}
-		s.driveOthers(result.handed)
-		if result.earlier {
-			s.sleep.wake()
+		progress, handed = progress || result.did, handed|result.handed
+		if result.deadline > 0 {
+			s.sleep.remind(result.deadline)
 		}
-		progress = progress || result.did
-		more := result.more || s.doorbells.Load() != nil
-		if !more {
-			return progress
+		if !result.more && !s.called() {
+			if s.queue.Pending() {
+				s.sleep.remind(s.retryTime())
+			}
+			return progress, handed
 		}
-		if !result.did {
-			break // the link has no transmit buffer
+		if !result.did && !s.called() {
+			s.sleep.remind(s.retryTime()) // the link has no transmit buffer
+			return progress, handed
 		}
 	}
-	s.background.help()
-	s.sleep.wake()
-	return progress
+	s.sleep.remind(0)
+	return progress, handed
+}
+
+// retryTime is when it is worth while to kick or to look for a transmit buffer again.
+func (s *Shard) retryTime() transport.Time {
+	pause := stalledRetry
+	if s.failed.Load() {
+		pause = downRetry
+	}
+	return s.device.options.Clock() + transport.Time(pause)
 }
 
 type turnResult struct {
-	did     bool   // something was done
-	more    bool   // something is left that could be done at once
-	handed  uint64 // shards that were handed frames
-	earlier bool   // the next deadline is before the time that somebody sleeps until
+	did      bool           // something was done
+	more     bool           // something is left that could be done at once
+	handed   uint64         // shards that were handed frames
+	deadline transport.Time // the next one; 0 is none
 }
 
 func (s *Shard) turn() (r turnResult) {
-	r.did = s.answerDoorbells()
+	s.answerDoorbells(&r)
 	n := s.queue.Receive(s.frames[:])
 	waiting := s.inboxWaiting()
 	deadline, timed := s.engine.NextDeadline()
@@ -186,7 +237,7 @@ func (s *Shard) turn() (r turnResult) {
 	r.did = r.did || n > 0 || waiting || sent > 0
 	r.more = n == len(s.frames) || !s.engine.Idle()
 	if deadline, timed = s.engine.NextDeadline(); timed {
-		r.earlier = s.sleep.until.Load() > int64(deadline)
+		r.deadline = max(deadline, 1)
 	}
 	return r
 }
@@ -198,7 +249,7 @@ func (s *Shard) receive(now transport.Time, segments [][]byte, r *turnResult) {
 		s.engine.Counters().Drops[reason]++
 		return
 	}
-	q := s.device.qp(p.DestinationQPN)
+	q := s.device.numbers.find(p.DestinationQPN)
 	if q == nil {
 		s.engine.Counters().Drops[roce.DropUnknownQPN]++
 		return
@@ -227,19 +278,13 @@ func (s *Shard) kick() {
 		if !s.kickMu.TryLock() {
 			return
 		}
-		again, err := s.queue.Kick()
+		err := s.queue.Kick()
 		s.kickMu.Unlock()
-		if err != nil || !again && s.queue.Pending() {
-			// The device is down, or it took less than all without saying why: the next turn tries again.
-			return
+		if failed := err != nil; failed != s.failed.Load() {
+			s.failed.Store(failed)
 		}
-	}
-}
-
-func (s *Shard) driveOthers(handed uint64) {
-	for i := 0; handed != 0; i, handed = i+1, handed>>1 {
-		if handed&1 != 0 {
-			s.device.shards[i].drive(driveBriefly)
+		if err != nil {
+			return
 		}
 	}
 }

@@ -202,7 +202,7 @@ func (c *CQ) blockOn(ctx context.Context, w *waiter, set uint64) (done bool, err
 		led = led[:0]
 		timeout := time.Duration(-1)
 		for _, s := range shards {
-			t, ok := s.sleep.lead(s, w)
+			t, ok := s.lead(w)
 			if !ok {
 				s.sleep.displace()
 				continue
@@ -228,6 +228,7 @@ func (c *CQ) blockOn(ctx context.Context, w *waiter, set uint64) (done bool, err
 			w.parkUntilWoken()
 		}
 		for _, s := range led {
+			s.sleep.awake()
 			s.drive(driveBriefly)
 		}
 	}

@@ -1,5 +1,5 @@
 // Package link is the seam between the transport and whatever carries its frames: an AF_XDP socket
-// (link/xdp), memory (link/mem), the device itself (link/loop).
+// (link/xdp) or memory (link/mem).
 //
 // A Device is a port on an Ethernet network; a Queue is one of its receive and transmit pairs. All data
 // moves in batches and no call on the data path allocates.
@@ -37,8 +37,8 @@ func (f Frame) Length() int {
 }
 
 var (
-	// ErrClosed is returned by every call on a device or queue that was closed.
-	ErrClosed = errors.New("link is closed")
+	// ErrClosed is returned by every call on something that was closed.
+	ErrClosed = errors.New("closed")
 	// ErrDown is returned when the network device is down or gone.
 	ErrDown = errors.New("network device is down")
 	// ErrNoNeighbour is returned by Resolve when an address has no route or no answering neighbour.
@@ -65,8 +65,9 @@ type Queue interface {
 	Publish()
 
 	// Kick makes the carrier look at what was published; it may enter the kernel and is therefore
-	// called without any lock. It returns true when frames are left and it is worth calling again.
-	Kick() (again bool, err error)
+	// called without any lock. It need not take everything: while Pending, call again. After an error (the device
+	// is down, the kernel is out of memory) that is not worth while for some time.
+	Kick() error
 	// Pending says whether published frames wait for a Kick.
 	Pending() bool
 
@@ -116,7 +117,8 @@ type Device interface {
 	HardwareAddr() roce.MAC
 	// MTU is the network device's present MTU in bytes, without the Ethernet header.
 	MTU() (int, error)
-	// MaximumFrame is the longest frame in bytes, Ethernet header included, that the queues carry.
+	// MaximumFrame is the longest frame in bytes, Ethernet header included, that fits into the buffers of the
+	// queues, whatever the MTU of the network device is.
 	MaximumFrame() int
 	// Addresses returns the unicast addresses that the network device has right now, in a stable
 	// order. The device's GID table is this list.

@@ -33,6 +33,8 @@ const (
 	StateInit  State = 1
 	StateRTR   State = 2 // ready to receive
 	StateRTS   State = 3 // ready to send
+	StateSQD   State = 4 // send queue draining; not supported
+	StateSQE   State = 5 // send queue error; not supported
 	StateError State = 6
 )
 
@@ -46,6 +48,10 @@ func (s State) String() string {
 		return "RTR"
 	case StateRTS:
 		return "RTS"
+	case StateSQD:
+		return "SQD"
+	case StateSQE:
+		return "SQE"
 	case StateError:
 		return "ERR"
 	}

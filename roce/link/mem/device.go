@@ -92,7 +92,7 @@ func (d *Device) HardwareAddr() roce.MAC { return d.options.MAC }
 func (d *Device) MTU() (int, error) { return d.options.MTU, nil }
 
 // MaximumFrame implements link.Device.
-func (d *Device) MaximumFrame() int { return min(bufferSize, d.options.MTU+18) }
+func (d *Device) MaximumFrame() int { return bufferSize }
 
 // Addresses implements link.Device.
 func (d *Device) Addresses() ([]netip.Addr, error) { return slices.Clone(d.options.Addresses), nil }
@@ -243,7 +243,7 @@ func (q *queue) Publish() {
 }
 
 // Kick implements link.Queue.
-func (q *queue) Kick() (again bool, err error) {
+func (q *queue) Kick() error {
 	n := q.device.network
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -253,7 +253,7 @@ func (q *queue) Kick() (again bool, err error) {
 	q.published = q.published[:0]
 	q.pending.Store(0)
 	q.kicks.Add(1)
-	return false, nil
+	return nil
 }
 
 // Pending implements link.Queue.

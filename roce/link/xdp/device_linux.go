@@ -257,13 +257,9 @@ func (d *Device) MTU() (int, error) {
 	return d.state.mtu, nil
 }
 
-// MaximumFrame is the longest frame in bytes that the buffers and the network device carry at present. The
-// buffers take 3840 bytes, which suffices for path MTU 2048, and with Options.MultiBuffer 7680.
-func (d *Device) MaximumFrame() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return min(d.options.maximumFrame(), d.state.mtu+ethernetHeader)
-}
+// MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, and
+// with Options.MultiBuffer 7680.
+func (d *Device) MaximumFrame() int { return d.options.maximumFrame() }
 
 // Addresses asks for the unicast addresses of the network device: ascending, IPv4 before IPv6, link-local ones
 // last and without a zone. IPv6 addresses found to be duplicates are left out. It needs no call for packets to

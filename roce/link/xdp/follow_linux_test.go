@@ -233,10 +233,10 @@ func TestMTUFollows(t *testing.T) {
 	d := openEnd(t, p.A, Options{MultiBuffer: true})
 	for _, mtu := range []int{4200, 9000, 1280} {
 		inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetMTU(device, mtu)) })
-		require.Eventually(t, func() bool { return d.MaximumFrame() == min(mtu+14, 7680) }, reaction, time.Millisecond)
-		got, err := d.MTU()
-		require.NoError(t, err)
-		require.Equal(t, mtu, got)
+		require.Eventually(t, func() bool {
+			got, err := d.MTU()
+			return err == nil && got == mtu
+		}, reaction, time.Millisecond)
 	}
 }
 
@@ -262,7 +262,7 @@ func TestDownAndUp(t *testing.T) {
 	q := f.to.Queues()[0]
 	q.Commit(copy(q.Buffer(), make([]byte, 60)))
 	q.Publish()
-	_, err := q.Kick()
+	err := q.Kick()
 	require.ErrorIs(t, err, link.ErrDown)
 	_, err = f.to.Resolve(t.Context(), f.pair.B.IPv4(), f.pair.A.IPv4())
 	require.ErrorIs(t, err, link.ErrDown)
@@ -293,7 +293,7 @@ func TestDeletedDevice(t *testing.T) {
 	q.Buffer()
 	q.Commit(60)
 	q.Publish()
-	_, err = q.Kick()
+	err = q.Kick()
 	require.ErrorIs(t, err, link.ErrDown)
 	require.ErrorContains(t, err, "deleted")
 }

@@ -21,7 +21,7 @@ func TestFramesBothWays(t *testing.T) {
 
 			information := a.Information()
 			require.Equal(t, link.Information{Name: "veth0", Driver: "veth", Mode: mode.String() + "+frags"}, information)
-			require.Equal(t, 1514, a.MaximumFrame())
+			require.Equal(t, 3840, a.MaximumFrame())
 			require.Equal(t, p.A.HardwareAddr.String(), a.HardwareAddr().String())
 
 			for _, way := range []struct {
@@ -91,7 +91,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 		}
 		from.Publish()
 		for from.Pending() {
-			_, _ = from.Kick()
+			_ = from.Kick()
 		}
 		received += to.Receive(frames)
 		to.Release()

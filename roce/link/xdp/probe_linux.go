@@ -152,14 +152,14 @@ const (
 // features asks what the driver of a device offers. Kernels before 6.3 do not know.
 func (n *netlinkSockets) features(index int) xdpFeatures {
 	request := nl.NewNetlinkRequest(nl.GENL_ID_CTRL, 0)
-	request.AddData(&nl.Genlmsg{Command: nl.GENL_CTRL_CMD_GETFAMILY, Version: nl.GENL_CTRL_VERSION})
+	request.AddData(genericHeader{nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION})
 	request.AddData(nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated("netdev")))
 	family, ok := n.attribute(request, nl.GENL_CTRL_ATTR_FAMILY_ID)
 	if !ok || len(family) < 2 {
 		return xdpFeatures{}
 	}
 	request = nl.NewNetlinkRequest(int(binary.NativeEndian.Uint16(family)), 0)
-	request.AddData(&nl.Genlmsg{Command: netdevCommandDeviceGet, Version: 1})
+	request.AddData(genericHeader{netdevCommandDeviceGet, 1})
 	request.AddData(nl.NewRtAttr(netdevAttributeIndex, nl.Uint32Attr(uint32(index))))
 	flags, ok := n.attribute(request, netdevAttributeFeatures)
 	if !ok || len(flags) < 8 {
@@ -167,6 +167,13 @@ func (n *netlinkSockets) features(index int) xdpFeatures {
 	}
 	return xdpFeatures{known: true, flags: binary.NativeEndian.Uint64(flags)}
 }
+
+// genericHeader is struct genlmsghdr: command and version, then two reserved bytes, which the kernel wants to be zero
+// (net/netlink/genetlink.c). The library's type sends whatever lies behind it in memory.
+type genericHeader [2]byte
+
+func (h genericHeader) Len() int          { return nl.SizeofGenlmsg }
+func (h genericHeader) Serialize() []byte { return []byte{h[0], h[1], 0, 0} }
 
 // attribute makes a generic netlink request and returns one attribute of the answer.
 func (n *netlinkSockets) attribute(request *nl.NetlinkRequest, wanted uint16) ([]byte, bool) {

@@ -80,22 +80,23 @@ func (q *queue) Publish() {
 
 func (q *queue) Pending() bool { return q.socket.KickPending() || q.refilled.Load() }
 
-func (q *queue) Kick() (again bool, err error) {
+func (q *queue) Kick() error {
 	if q.refilled.Load() && q.refilled.Swap(false) {
 		if _, err := q.socket.WakeReceive(); err != nil {
-			return false, q.explain(err)
+			return q.explain(err)
 		}
 	}
 	result, err := q.socket.Kick()
 	switch {
 	case err != nil:
-		return false, q.explain(err)
-	case result == xsk.KickAgain || result == xsk.KickDropped:
-		return q.socket.KickPending(), nil
+		return q.explain(err)
+	case result == xsk.KickNoBuffers:
+		return fmt.Errorf("%s: %w", q.name, errNoMemory)
 	}
-	// Without memory in the kernel (xsk.KickNoBuffers) it is not worth calling at once again.
-	return false, nil
+	return nil
 }
+
+var errNoMemory = errors.New("the kernel has no memory for packets")
 
 // explain says what an error of the socket means for the device.
 func (q *queue) explain(err error) error {

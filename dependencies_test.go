@@ -70,7 +70,7 @@ var mayKnow = map[string]struct {
 	"internal/netns": {},
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
-		"xsk", "bpf", "internal/netns",
+		"xsk", "bpf", "internal/netns", "internal/jsonline",
 	}},
 }
 

@@ -2,7 +2,6 @@ package verbs_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 
+	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/verbs"
 )
@@ -74,7 +74,7 @@ func killAt(t *testing.T, pair *netlab.Pair, peer *verbs.Device, delay time.Dura
 				err = e.qp.Connect(context.Background(), remote, verbs.ConnectOptions{})
 			}
 			if err == nil {
-				err = json.NewEncoder(here).Encode(e.mr.Remote())
+				err = jsonline.Write(here, e.mr.Remote())
 			}
 		}
 		connected <- err
@@ -184,7 +184,7 @@ func victim(device string) error {
 		return err
 	}
 	var target verbs.RemoteMemory
-	if err := verbs.ReadMessage(os.Stdin, &target); err != nil {
+	if err := jsonline.Read(os.Stdin, &target); err != nil {
 		return err
 	}
 	for wcs := make([]verbs.WC, 1); ; {

@@ -1,12 +1,14 @@
 package verbs
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 
+	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -24,7 +26,7 @@ type Endpoint struct {
 // among them, make the three transitions with ModifyQP.
 type ConnectOptions struct {
 	GIDIndex    int
-	AccessFlags AccessFlags // what the peer may do; remote read, write and atomic by default
+	AccessFlags AccessFlags // what the peer may do; remote read and write by default
 	PathMTU     MTU         // the smaller of both ports' by default
 	MaxRDAtomic uint8       // READs that each end has in flight, 16 by default
 	RetryCnt    uint8       // resends without progress, 7 by default
@@ -37,19 +39,23 @@ type ConnectOptions struct {
 }
 
 func (o *ConnectOptions) fill() {
-	def := func(field *uint8, value uint8) {
-		if *field == 0 {
-			*field = value
-		}
+	o.AccessFlags = cmp.Or(o.AccessFlags, AccessRemoteRead|AccessRemoteWrite)
+	o.MaxRDAtomic = cmp.Or(o.MaxRDAtomic, 16)
+	o.RetryCnt = cmp.Or(o.RetryCnt, 7)
+	o.RNRRetry = cmp.Or(o.RNRRetry, 7)
+	o.Timeout = cmp.Or(o.Timeout, 14)
+	o.MinRNRTimer = cmp.Or(o.MinRNRTimer, 12)
+}
+
+// firstPSN returns the PSN that the queue pair starts with. Every life gets another one: what is left of the last one on
+// the network must not fit into the next.
+func (q *QP) firstPSN() PSN {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.psnUsed && q.State() == StateReset {
+		q.psn, q.psnUsed = PSN(rand.Uint32())&roce.PSNMask, false
 	}
-	def(&o.MaxRDAtomic, 16)
-	def(&o.RetryCnt, 7)
-	def(&o.RNRRetry, 7)
-	def(&o.Timeout, 14)
-	def(&o.MinRNRTimer, 12)
-	if o.AccessFlags == 0 {
-		o.AccessFlags = AccessRemoteRead | AccessRemoteWrite | AccessRemoteAtomic
-	}
+	return q.psn
 }
 
 // Endpoint describes this end for Connect at the other one.
@@ -67,12 +73,16 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if o.PathMTU != 0 {
 		mtu = o.PathMTU
 	}
-	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: q.psn, MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
+	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: q.firstPSN(), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
 }
 
-// Connect brings the queue pair from RESET to RTS, connected to remote. Both ends must use the same options, but for
-// GIDIndex and the traffic class. The path MTU is the smaller one of both Endpoints unless the options name one.
+// Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
+// remote. Both ends must use the same options, but for GIDIndex and the traffic class. The path MTU is the smaller
+// one of both Endpoints unless the options name one. The search for the peer's Ethernet address gives up after 3 seconds, or
+// when ctx ends; if Connect fails, ModifyQP to StateReset and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
 	o.fill()
 	local, err := q.Endpoint(o)
 	if err != nil {
@@ -106,52 +116,29 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 		},
 		{
 			QPAttr{
-				State: StateRTS, SQPSN: q.psn, Timeout: o.Timeout, RetryCnt: o.RetryCnt, RNRRetry: o.RNRRetry,
+				State: StateRTS, SQPSN: local.PSN, Timeout: o.Timeout, RetryCnt: o.RetryCnt, RNRRetry: o.RNRRetry,
 				MaxRDAtomic: min(o.MaxRDAtomic, remote.RDAtomic),
 			},
 			QPStateMask | QPSQPSN | QPTimeout | QPRetryCnt | QPRNRRetry | QPMaxQPRDAtomic,
 		},
 	}
 	for _, step := range steps {
-		if q.State() == StateInit && step.attr.State == StateInit {
-			continue // the program went there to post receives first
-		}
 		if err := q.ModifyQPContext(ctx, step.attr, step.mask); err != nil {
 			return fmt.Errorf("connect to QP %#x at %v: %w", uint32(remote.QPN), remote.Address, err)
 		}
 	}
+	q.mu.Lock()
+	q.psnUsed = true
+	q.mu.Unlock()
 	return nil
 }
 
 // Exchange sends local to the program at the other end of channel and returns what that one sent: a line of JSON each
-// way, both at once.
-func Exchange(channel io.ReadWriter, local Endpoint) (Endpoint, error) {
-	written := make(chan error, 1)
-	go func() { written <- json.NewEncoder(channel).Encode(local) }()
-	var remote Endpoint
-	err := ReadMessage(channel, &remote)
-	if err == nil {
-		err = <-written
-	}
-	if err != nil {
-		return Endpoint{}, fmt.Errorf("exchange of endpoints: %w", err)
+// way, both at once. What is sent is usually an Endpoint, or a struct of the program's own with one. It waits as long as
+// the channel does; after an error close the channel.
+func Exchange[T any](channel io.ReadWriter, local T) (remote T, err error) {
+	if err := jsonline.Exchange(channel, local, &remote); err != nil {
+		return remote, fmt.Errorf("exchange with the peer: %w", err)
 	}
 	return remote, nil
-}
-
-const maxMessage = 4096
-
-// ReadMessage reads one line of JSON, byte by byte: whatever follows it in the channel stays there.
-func ReadMessage(channel io.Reader, into any) error {
-	line := make([]byte, 0, 256)
-	for one := make([]byte, 1); len(line) < maxMessage; {
-		if _, err := io.ReadFull(channel, one); err != nil {
-			return err
-		}
-		if one[0] == '\n' {
-			return json.Unmarshal(line, into)
-		}
-		line = append(line, one[0])
-	}
-	return fmt.Errorf("message is longer than %d bytes", maxMessage)
 }

@@ -1,7 +1,9 @@
 package verbs
 
 import (
-	"sync/atomic"
+	"errors"
+	"fmt"
+	"sync"
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
@@ -11,8 +13,11 @@ import (
 
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
-	driver  *driver.Device
-	domains atomic.Int64
+	driver *driver.Device
+
+	mu      sync.Mutex
+	domains int
+	closed  bool
 }
 
 // EngineOptions tune the engine of a device; the zero value works.
@@ -29,7 +34,18 @@ func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
 }
 
 // Close closes the device. It fails with ErrInUse while objects exist.
-func (d *Device) Close() error { return d.driver.Close() }
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.domains > 0 {
+		return fmt.Errorf("device %s: %w: %d protection domains", d.Name(), ErrInUse, d.domains)
+	}
+	if err := d.driver.Close(); err != nil {
+		return err
+	}
+	d.closed = true
+	return nil
+}
 
 // Name is the name of the network device.
 func (d *Device) Name() string { return d.driver.Link().Information().Name }
@@ -37,7 +53,8 @@ func (d *Device) Name() string { return d.driver.Link().Information().Name }
 // Information tells what carries the device's frames, and in which mode.
 func (d *Device) Information() link.Information { return d.driver.Link().Information() }
 
-// Driver is the engine behind the device: for tools and simulations, not for programs that move data.
+// Driver is the engine behind the device, for tools and simulations. It is no part of the verbs, and changes as the engine
+// needs it.
 func (d *Device) Driver() *driver.Device { return d.driver }
 
 // PortState is the state of a port; the values are those of enum ibv_port_state.
@@ -52,9 +69,10 @@ const (
 // PortAttr describes the port of a device.
 type PortAttr struct {
 	State       PortState
-	MaxMTU      MTU // of any device
+	MaxMTU      MTU // what the device's buffers have room for
 	ActiveMTU   MTU // what the network device carries now
-	GIDTableLen int
+	NetdevMTU   int // of the network device, bytes without the Ethernet header
+	GIDTableLen int // slots without an address included
 	MaxMsgSize  uint32
 }
 
@@ -64,19 +82,28 @@ func (d *Device) QueryPort() (PortAttr, error) {
 	if err != nil {
 		return PortAttr{}, err
 	}
-	active, err := d.driver.ActiveMTU()
-	if err != nil {
+	active, netdev, err := d.driver.ActiveMTU()
+	state := PortActive
+	switch {
+	case errors.Is(err, ErrDown):
+		state = PortDown
+	case err != nil:
 		return PortAttr{}, err
 	}
 	return PortAttr{
-		State: PortActive, MaxMTU: MTU4096, ActiveMTU: active, GIDTableLen: len(gids), MaxMsgSize: MaxMsgSize,
+		State: state, MaxMTU: d.driver.MaxMTU(), ActiveMTU: active, NetdevMTU: netdev,
+		GIDTableLen: len(gids), MaxMsgSize: MaxMsgSize,
 	}, nil
 }
+
+// CheckPathMTU says whether the device carries a path MTU now; ErrPathMTU comes with both numbers.
+func (d *Device) CheckPathMTU(m MTU) error { return d.driver.CheckPathMTU(m) }
 
 // QueryGID returns an entry of the GID table: the addresses that the network device has right now.
 func (d *Device) QueryGID(index int) (GID, error) { return d.driver.GID(index) }
 
-// QueryGIDTable returns the whole GID table.
+// QueryGIDTable returns the whole GID table. An index keeps its meaning while its address is there; slots whose address has
+// gone are zero until a new one takes them.
 func (d *Device) QueryGIDTable() ([]GID, error) { return d.driver.GIDs() }
 
 // Counters are the counts of a device since it was opened.

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 
 	"github.com/xroce/xroce/roce/memory"
@@ -24,6 +25,9 @@ func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
 
 // RegMRIova is RegMR with another address for the first byte; 0 makes addresses offsets into the buffer.
 func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, error) {
+	if access&AccessRemoteAtomic != 0 {
+		return nil, fmt.Errorf("%w: remote atomics", ErrNotSupported)
+	}
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
@@ -63,9 +67,13 @@ func (m *MR) Length() int { return len(m.buffer) }
 func (m *MR) Bytes() []byte { return m.buffer }
 
 // SGE makes a scatter/gather element of length bytes at offset of the region. It does not check the range: a wrong one
-// completes with WCLocProtErr, like any other.
+// completes with WCLocProtErr like any other, and a length that no message can have is refused by the post.
 func (m *MR) SGE(offset, length int) SGE {
-	return SGE{Addr: m.Addr() + uint64(offset), Length: uint32(length), LKey: m.LKey()}
+	n := uint32(math.MaxUint32)
+	if length >= 0 && length < math.MaxUint32 {
+		n = uint32(length)
+	}
+	return SGE{Addr: m.Addr() + uint64(offset), Length: n, LKey: m.LKey()}
 }
 
 // Remote is what a peer needs to reach the region.

@@ -1,8 +1,12 @@
 package verbs
 
 import (
+	"errors"
+
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/link/xdp"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
@@ -157,6 +161,14 @@ const (
 
 // Errors. They come wrapped, with the values that clash; test with errors.Is.
 var (
+	ErrNoDevice       = xdp.ErrNoDevice       // no network device of this name
+	ErrUnsuitable     = xdp.ErrUnsuitable     // the network device cannot carry RoCE
+	ErrPermission     = xdp.ErrPermission     // a capability is missing, which the text names
+	ErrTaken          = xdp.ErrTaken          // another program has the network device or one of its queues
+	ErrInvalidOptions = xdp.ErrInvalidOptions // options of OpenDevice are out of range
+	ErrDown           = link.ErrDown          // the network device is down or gone
+	ErrNoNeighbour    = link.ErrNoNeighbour   // nobody answers at the peer's address
+
 	ErrClosed         = driver.ErrClosed        // the object was destroyed or the device closed
 	ErrInUse          = driver.ErrInUse         // objects that depend on it exist (EBUSY)
 	ErrInvalid        = driver.ErrInvalid       // an argument makes no sense (EINVAL)
@@ -164,11 +176,15 @@ var (
 	ErrState          = driver.ErrState         // the queue pair is in the wrong state (EINVAL)
 	ErrPathMTU        = driver.ErrPathMTU       // the path MTU does not fit the device
 	ErrNoGID          = driver.ErrNoGID         // no such entry in the GID table
-	ErrNotSupported   = driver.ErrNotSupported  // not implemented
+	ErrNotSupported   = errors.ErrUnsupported   // not implemented, or not by this kernel or driver
 	ErrTransition     = transport.ErrTransition // ModifyQP: no such transition, or attributes missing or extra
 	ErrAttribute      = transport.ErrAttribute  // ModifyQP: an attribute is out of range
 	ErrQueueFull      = queue.ErrFull           // no free slot (ENOMEM)
 	ErrTooManySGEs    = queue.ErrTooManySGEs
 	ErrMessageTooLong = queue.ErrTooLong
+	ErrOpcode         = queue.ErrOpcode  // the operation of a SendWR is not known
+	ErrSendFlags      = queue.ErrFlags   // a SendWR has unknown flags
 	ErrAccessFlags    = memory.ErrAccess // access flags do not fit each other
+	ErrEmptyBuffer    = memory.ErrEmptyBuffer
+	ErrAddress        = memory.ErrAddress // the region would reach beyond the end of the address space
 )

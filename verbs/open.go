@@ -34,7 +34,7 @@ type Options struct {
 	Copy CopyMode
 	// Queues is how many queues of the network device are used; 0 means all.
 	Queues int
-	// Window is the largest number of frames in flight per queue pair and direction; 0 means the default.
+	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int
 }
 

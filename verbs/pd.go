@@ -19,7 +19,12 @@ type PD struct {
 
 // AllocPD makes a protection domain.
 func (d *Device) AllocPD() (*PD, error) {
-	d.domains.Add(1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("device %s: %w", d.Name(), ErrClosed)
+	}
+	d.domains++
 	return &PD{device: d}, nil
 }
 
@@ -34,7 +39,9 @@ func (p *PD) Dealloc() error {
 		return fmt.Errorf("PD: %w by %d regions and queue pairs", ErrInUse, p.users)
 	}
 	p.dead = true
-	p.device.domains.Add(-1)
+	p.device.mu.Lock()
+	defer p.device.mu.Unlock()
+	p.device.domains--
 	return nil
 }
 

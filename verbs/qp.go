@@ -1,9 +1,11 @@
 package verbs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/xroce/xroce/roce"
@@ -52,7 +54,10 @@ type QPAttr struct {
 type QP struct {
 	pd     *PD
 	driver *driver.QP
-	psn    PSN
+
+	mu      sync.Mutex
+	psn     PSN // the first one that Connect sends
+	psnUsed bool
 }
 
 // CreateQP makes a queue pair in state RESET.
@@ -63,13 +68,10 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
-	if a.QPType == 0 {
-		a.QPType = QPTRC
-	}
 	q, err := p.device.driver.CreateQP(driver.QPConfig{
-		Type: a.QPType, Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
-		MaxSendWR: orDefault(a.Cap.MaxSendWR, 128), MaxRecvWR: orDefault(a.Cap.MaxRecvWR, 128),
-		MaxSendSGE: orDefault(a.Cap.MaxSendSGE, 1), MaxRecvSGE: orDefault(a.Cap.MaxRecvSGE, 1),
+		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
+		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
+		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
 		SignalAll: a.SQSigAll,
 	})
 	if err != nil {
@@ -77,13 +79,6 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		return nil, err
 	}
 	return &QP{pd: p, driver: q, psn: PSN(rand.Uint32()) & roce.PSNMask}, nil
-}
-
-func orDefault(value, fallback int) int {
-	if value == 0 {
-		return fallback
-	}
-	return value
 }
 
 // QPN is the number of the queue pair.
@@ -142,6 +137,9 @@ func (q *QP) ModifyQP(a QPAttr, mask QPAttrMask) error {
 
 // ModifyQPContext is ModifyQP with a context that bounds the search for the peer.
 func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) error {
+	if mask&QPAccessFlags != 0 && a.AccessFlags&AccessRemoteAtomic != 0 {
+		return fmt.Errorf("%w: remote atomics", ErrNotSupported)
+	}
 	return q.driver.Modify(ctx, &transport.Attributes{
 		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
 		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,

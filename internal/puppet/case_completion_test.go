@@ -34,7 +34,7 @@ func TestCase_B16(t *testing.T) {
 		for i, wc := range wcs {
 			require.Equal(t, first+uint64(i), wc.WRID)
 			require.Equal(t, verbs.WCWRFlushErr, wc.Status)
-			require.Equal(t, uint32(end.QP.QPN()), wc.QPN)
+			require.Equal(t, end.QP.QPN(), wc.QPN)
 		}
 	}
 	check(end.Sends(100), 0)

@@ -125,7 +125,7 @@ func refuse(t *testing.T, total int, steps []step, send bool) {
 		steps[len(steps)-1].opcode.Info().Has(roce.HeaderImmDt)
 	if claimed {
 		require.Contains(t, []verbs.WCStatus{verbs.WCLocLenErr, verbs.WCRemInvReqErr}, wcs[0].Status)
-		require.Equal(t, uint8(roce.SyndromeNAKInvalidRequest), wcs[0].Syndrome)
+		require.Equal(t, roce.SyndromeNAKInvalidRequest, wcs[0].Syndrome)
 	} else {
 		require.Equal(t, verbs.WCWRFlushErr, wcs[0].Status)
 	}

@@ -200,7 +200,7 @@ func TestCase_B4(t *testing.T) {
 				wc := a.ExpectSend(1, verbs.WCRemAccessErr)
 				require.Less(t, stage.Now()-start, time.Millisecond)
 				require.Zero(t, wc.Retries)
-				require.Equal(t, uint8(roce.SyndromeNAKRemoteAccess), wc.Syndrome)
+				require.Equal(t, roce.SyndromeNAKRemoteAccess, wc.Syndrome)
 				require.Equal(t, verbs.StateError, a.QP.State())
 				require.Equal(t, verbs.StateError, b.QP.State())
 				require.True(t, bytes.Equal(image, b.MR.Bytes()))
@@ -215,7 +215,7 @@ func TestCase_B4(t *testing.T) {
 // TestRights: a right that the queue pair lacks makes an invalid request (0x61), one that the region lacks a remote access
 // error (0x62).
 func TestRights(t *testing.T) {
-	all := verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
+	all := verbs.AccessRemoteRead | verbs.AccessRemoteWrite
 	for name, c := range map[string]struct {
 		qp, mr verbs.AccessFlags
 		opcode roce.Opcode

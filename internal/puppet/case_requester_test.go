@@ -153,8 +153,8 @@ func TestFatalNAK(t *testing.T) {
 			p.NAK(42, syndrome) // the last packet of the WRITE
 			end.ExpectSend(1, verbs.WCSuccess)
 			wc := end.ExpectSend(2, status)
-			require.Equal(t, uint32(42), wc.PSN)
-			require.Equal(t, uint8(syndrome), wc.Syndrome)
+			require.Equal(t, roce.PSN(42), wc.PSN)
+			require.Equal(t, syndrome, wc.Syndrome)
 			end.ExpectSend(3, verbs.WCWRFlushErr)
 			end.ExpectRecv(9, verbs.WCWRFlushErr)
 			require.Equal(t, verbs.StateError, end.QP.State())

@@ -173,7 +173,7 @@ func TestCase_B7(t *testing.T) {
 			}
 			wc := end.ExpectSend(1, verbs.WCRNRRetryExcErr)
 			require.Equal(t, retries, wc.RNRRetries)
-			require.Equal(t, uint8(roce.RNRNAK(1)), wc.Syndrome)
+			require.Equal(t, roce.RNRNAK(1), wc.Syndrome)
 			require.Equal(t, verbs.StateError, end.QP.State())
 			p.ExpectNothing(time.Minute)
 		})

@@ -59,7 +59,7 @@ type End struct {
 const Iova = uint64(0x5_0000_0111)
 
 // AllAccess is every right that there is.
-const AllAccess = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead | verbs.AccessRemoteAtomic
+const AllAccess = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead
 
 // NewEnd adds a device under test. It is closed when the test ends, which shows what was leaked.
 func (s *Stage) NewEnd(o EndOptions) *End {
@@ -202,7 +202,7 @@ func (e *End) expect(wc verbs.WC, id uint64, status verbs.WCStatus) verbs.WC {
 	e.t.Helper()
 	require.Equal(e.t, id, wc.WRID, "%+v", wc)
 	require.Equal(e.t, status, wc.Status, "%+v", wc)
-	require.Equal(e.t, uint32(e.QP.QPN()), wc.QPN, "%+v", wc)
+	require.Equal(e.t, e.QP.QPN(), wc.QPN, "%+v", wc)
 	return wc
 }
 
@@ -210,7 +210,7 @@ func (e *End) expect(wc verbs.WC, id uint64, status verbs.WCStatus) verbs.WC {
 // in flight each way, timeout 67 ms, seven retries, RNR without end. The peer is yet to be filled in.
 func Attributes() verbs.QPAttr {
 	return verbs.QPAttr{
-		PortNum: 1, AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic,
+		PortNum: 1, AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite,
 		PathMTU: verbs.MTU1024, RQPSN: FirstPSN, SQPSN: FirstPSNOfQP, MaxRDAtomic: 4, MaxDestRDAtomic: 4,
 		MinRNRTimer: 12, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 	}

@@ -105,7 +105,7 @@ func (c *CQ) notEmpty() bool {
 func (c *CQ) arm() {
 	c.consume.Lock()
 	defer c.consume.Unlock()
-	c.consumer.Arm()
+	c.consumer.Arm(false)
 }
 
 // drive drives the CQ's shards on behalf of a poller, which renews the lease on them.
@@ -135,13 +135,13 @@ func (c *CQ) addShard(s *Shard) {
 }
 
 // complete adds a completion; fired says that somebody waits for it.
-func (c *CQ) complete(wc *queue.WC) (ok, fired bool) {
+func (c *CQ) complete(wc *queue.WC, solicited bool) (ok, fired bool) {
 	c.produce.Lock()
 	defer c.produce.Unlock()
 	if !c.producer.WriteCompletion(wc) {
 		return false, false
 	}
-	return true, c.producer.Disarm()
+	return true, c.producer.Disarm(solicited)
 }
 
 // notify wakes everybody who waits for the CQ.
@@ -194,8 +194,8 @@ type completions struct {
 }
 
 // Complete implements transport.CompletionQueue. It runs under the lock of the QP's shard.
-func (c *completions) Complete(wc *queue.WC, _ bool) bool {
-	ok, fired := c.cq.complete(wc)
+func (c *completions) Complete(wc *queue.WC, solicited bool) bool {
+	ok, fired := c.cq.complete(wc, solicited)
 	if fired {
 		home := c.qp.home.Load()
 		home.fired = append(home.fired, c.cq)

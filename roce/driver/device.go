@@ -163,13 +163,9 @@ func (d *Device) MaxMTU() roce.MTU {
 	return mtu
 }
 
-// ActiveMTU is the largest path MTU that the device carries now. With link.ErrDown it is that of a device which is down.
-func (d *Device) ActiveMTU() (roce.MTU, error) {
-	mtu, _, err := d.activeMTU()
-	return mtu, err
-}
-
-func (d *Device) activeMTU() (active roce.MTU, netdev int, err error) {
+// ActiveMTU is the largest path MTU that the device carries now, and the network device's own MTU in bytes. With
+// link.ErrDown they are those of a device which is down.
+func (d *Device) ActiveMTU() (active roce.MTU, netdev int, err error) {
 	netdev, err = d.link.MTU()
 	if err != nil && !errors.Is(err, link.ErrDown) {
 		return 0, 0, err
@@ -182,8 +178,9 @@ func (d *Device) activeMTU() (active roce.MTU, netdev int, err error) {
 	return min(active, d.MaxMTU()), netdev, err
 }
 
-func (d *Device) checkPathMTU(m roce.MTU) error {
-	active, netdev, err := d.activeMTU()
+// CheckPathMTU says whether the device carries a path MTU now.
+func (d *Device) CheckPathMTU(m roce.MTU) error {
+	active, netdev, err := d.ActiveMTU()
 	if err != nil || m <= active {
 		return err
 	}

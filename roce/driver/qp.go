@@ -188,7 +188,7 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 		return err
 	}
 	if mask&transport.MaskPathMTU != 0 {
-		if err := q.device.checkPathMTU(a.PathMTU); err != nil {
+		if err := q.device.CheckPathMTU(a.PathMTU); err != nil {
 			return err
 		}
 	}

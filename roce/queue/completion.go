@@ -3,6 +3,8 @@ package queue
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/xroce/xroce/roce"
 )
 
 // WCStatus is the outcome of a work request; the values are those of enum ibv_wc_status.
@@ -104,15 +106,15 @@ type WC struct {
 	Status  WCStatus
 	Opcode  WCOpcode
 	Flags   WCFlags
-	ByteLen uint32 // bytes received or read
-	ImmData uint32 // if Flags has WCWithImmediate
-	QPN     uint32 // the local QP
+	ByteLen uint32   // bytes received or read
+	ImmData uint32   // if Flags has WCWithImmediate
+	QPN     roce.QPN // the local QP
 
 	// What the engine knew when the request ended, to explain a failure.
-	PSN        uint32 // of the packet in question
-	Syndrome   uint8  // the last AETH syndrome seen from the peer or sent to it
-	Retries    uint8  // resends used since the last progress
-	RNRRetries uint8  // RNR resends used since the last progress
+	PSN        roce.PSN      // of the packet in question
+	Syndrome   roce.Syndrome // the last one seen from the peer or sent to it
+	Retries    uint8         // resends used since the last progress
+	RNRRetries uint8         // RNR resends used since the last progress
 }
 
 const completionStride = 64
@@ -129,11 +131,11 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 	}
 	s := p.Slot(0)
 	binary.NativeEndian.PutUint64(s[0:], wc.WRID)
-	s[8], s[9], s[10], s[11] = uint8(wc.Status), uint8(wc.Opcode), uint8(wc.Flags), wc.Syndrome
+	s[8], s[9], s[10], s[11] = uint8(wc.Status), uint8(wc.Opcode), uint8(wc.Flags), uint8(wc.Syndrome)
 	binary.NativeEndian.PutUint32(s[12:], wc.ByteLen)
 	binary.NativeEndian.PutUint32(s[16:], wc.ImmData)
-	binary.NativeEndian.PutUint32(s[20:], wc.QPN)
-	binary.NativeEndian.PutUint32(s[24:], wc.PSN)
+	binary.NativeEndian.PutUint32(s[20:], uint32(wc.QPN))
+	binary.NativeEndian.PutUint32(s[24:], uint32(wc.PSN))
 	s[28], s[29] = wc.Retries, wc.RNRRetries
 	p.Publish(1)
 	return true
@@ -150,11 +152,11 @@ func (c *Consumer) ReadCompletions(wcs []WC) int {
 			Status:     WCStatus(s[8]),
 			Opcode:     WCOpcode(s[9]),
 			Flags:      WCFlags(s[10]),
-			Syndrome:   s[11],
+			Syndrome:   roce.Syndrome(s[11]),
 			ByteLen:    binary.NativeEndian.Uint32(s[12:]),
 			ImmData:    binary.NativeEndian.Uint32(s[16:]),
-			QPN:        binary.NativeEndian.Uint32(s[20:]),
-			PSN:        binary.NativeEndian.Uint32(s[24:]),
+			QPN:        roce.QPN(binary.NativeEndian.Uint32(s[20:])),
+			PSN:        roce.PSN(binary.NativeEndian.Uint32(s[24:])),
 			Retries:    s[28],
 			RNRRetries: s[29],
 		}
@@ -165,10 +167,35 @@ func (c *Consumer) ReadCompletions(wcs []WC) int {
 	return n
 }
 
-// Arm asks the producer for one notification of the next completion. The caller then looks at the queue once
-// more: a completion that came in between made no notification.
-func (c *Consumer) Arm() { c.arm.Store(1) }
+// What the arm word of a completion queue asks for.
+const (
+	armNone      = 0
+	armSolicited = 1 // the next solicited completion
+	armNext      = 2 // the next completion
+)
 
-// Disarm reports whether the consumer asked for a notification since the last Disarm, and clears the
-// request. The producer calls it after WriteCompletion: the entry is visible before the arm word is looked at.
-func (p *Producer) Disarm() bool { return p.arm.Load() != 0 && p.arm.CompareAndSwap(1, 0) }
+// Arm asks the producer for one notification of the next completion, or of the next solicited one. Arming twice
+// asks for both, so "next" wins. The caller then looks at the queue once more: a completion that came in between
+// made no notification.
+func (c *Consumer) Arm(solicitedOnly bool) {
+	if solicitedOnly {
+		c.arm.CompareAndSwap(armNone, armSolicited)
+		return
+	}
+	c.arm.Store(armNext)
+}
+
+// Disarm reports whether the consumer asked to be notified of a completion like the one that was written last, and
+// clears the request. The producer calls it after WriteCompletion: the entry is visible before the arm word is looked
+// at. Completions with an error status count as solicited.
+func (p *Producer) Disarm(solicited bool) bool {
+	for {
+		armed := p.arm.Load()
+		if armed == armNone || armed == armSolicited && !solicited {
+			return false
+		}
+		if p.arm.CompareAndSwap(armed, armNone) {
+			return true
+		}
+	}
+}

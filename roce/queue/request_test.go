@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/xroce/xroce/roce"
 )
 
 func drawSGList(t *rapid.T, limit int) []SGE {
@@ -61,7 +63,7 @@ func TestCompletionsRoundTrip(t *testing.T) {
 			wc := WC{
 				WRID: rapid.Uint64().Draw(t, "id"), Status: WCStatus(small.Draw(t, "status")), Opcode: WCOpcode(small.Draw(t, "opcode")),
 				Flags: WCFlags(small.Draw(t, "flags")), ByteLen: number.Draw(t, "length"), ImmData: number.Draw(t, "immediate"),
-				QPN: number.Draw(t, "QPN"), PSN: number.Draw(t, "PSN"), Syndrome: small.Draw(t, "syndrome"),
+				QPN: roce.QPN(number.Draw(t, "QPN")), PSN: roce.PSN(number.Draw(t, "PSN")), Syndrome: roce.Syndrome(small.Draw(t, "syndrome")),
 				Retries: small.Draw(t, "retries"), RNRRetries: small.Draw(t, "RNR retries"),
 			}
 			want = append(want, wc)
@@ -127,16 +129,23 @@ func TestReadRefused(t *testing.T) {
 	require.Empty(t, wr.SGList)
 }
 
-// TestArm: one notification for each Arm.
+// TestArm: one notification for each Arm; "next" wins over "solicited".
 func TestArm(t *testing.T) {
 	p, c := ends(t, newMemory(CompletionLayout(2), 0), CompletionLayout(2))
-	require.False(t, p.Disarm())
-	c.Arm()
-	c.Arm()
-	require.True(t, p.Disarm())
-	require.False(t, p.Disarm())
-	c.Arm()
-	require.True(t, p.Disarm())
+	require.False(t, p.Disarm(true))
+	c.Arm(false)
+	c.Arm(false)
+	require.True(t, p.Disarm(false))
+	require.False(t, p.Disarm(true))
+	c.Arm(true)
+	require.False(t, p.Disarm(false), "not solicited")
+	require.True(t, p.Disarm(true))
+	require.False(t, p.Disarm(true))
+	for _, order := range [][2]bool{{true, false}, {false, true}} {
+		c.Arm(order[0])
+		c.Arm(order[1])
+		require.True(t, p.Disarm(false), "%v", order)
+	}
 }
 
 // TestValues: the numbers are those of libibverbs, which programs in other languages write and read.

@@ -122,7 +122,7 @@ func TestRingHostile(t *testing.T) {
 					_ = p.PostRecv(&RecvWR{SGList: make([]SGE, maxSGE)})
 				default:
 					p.WriteCompletion(&WC{})
-					p.Disarm()
+					p.Disarm(false)
 				}
 			},
 			"consume": func(t *rapid.T) {
@@ -203,7 +203,7 @@ func TestNotificationConcurrent(t *testing.T) {
 				continue
 			}
 			id++
-			if p.Disarm() {
+			if p.Disarm(false) {
 				wake <- struct{}{}
 			}
 		}
@@ -218,12 +218,12 @@ func TestNotificationConcurrent(t *testing.T) {
 		if n > 0 {
 			continue
 		}
-		c.Arm()
+		c.Arm(false)
 		if c.Available(0) == 0 {
 			<-wake // for ever, if a completion in between was missed
 			continue
 		}
-		if !p.Disarm() {
+		if !p.Disarm(false) {
 			<-wake // it is on its way
 		}
 	}

@@ -196,9 +196,9 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 		Status:     status,
 		Opcode:     w.wr.Opcode.Completed(),
 		ByteLen:    uint32(w.length),
-		QPN:        uint32(q.config.QPN),
-		PSN:        uint32(q.requestPSN(r.una)),
-		Syndrome:   uint8(r.lastSyndrome),
+		QPN:        q.config.QPN,
+		PSN:        q.requestPSN(r.una),
+		Syndrome:   r.lastSyndrome,
 		Retries:    r.retries,
 		RNRRetries: r.rnrRetries,
 	}
@@ -213,7 +213,7 @@ func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	}
 	q.engine.counters.CompletionsDropped++
 	if q.state != StateError {
-		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: uint32(q.config.QPN)}
+		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: q.config.QPN}
 		q.enterError()
 	}
 }
@@ -280,8 +280,8 @@ func (q *QP) fail(status queue.WCStatus) {
 	if r.head < r.tail {
 		w := r.work(r.head)
 		q.failure = queue.WC{
-			WRID: w.wr.WRID, Status: status, Opcode: w.wr.Opcode.Completed(), QPN: uint32(q.config.QPN),
-			PSN: uint32(q.requestPSN(r.una)), Syndrome: uint8(r.lastSyndrome),
+			WRID: w.wr.WRID, Status: status, Opcode: w.wr.Opcode.Completed(), QPN: q.config.QPN,
+			PSN: q.requestPSN(r.una), Syndrome: r.lastSyndrome,
 			Retries: r.retries, RNRRetries: r.rnrRetries,
 		}
 		q.completeSend(w, status)

@@ -137,8 +137,8 @@ func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
 	q.engine.counters.SentFatalNAKs++
 	q.answer(r.expected, syndrome)
 	q.failure = queue.WC{
-		Status: status, Opcode: queue.WCRecv, QPN: uint32(q.config.QPN),
-		PSN: uint32(q.expectedPSN(r.expected)), Syndrome: uint8(syndrome),
+		Status: status, Opcode: queue.WCRecv, QPN: q.config.QPN,
+		PSN: q.expectedPSN(r.expected), Syndrome: syndrome,
 	}
 	if r.claimed {
 		q.failure.WRID = r.receive.WRID
@@ -302,7 +302,7 @@ func (q *QP) accept(p *roce.Packet, opcode queue.WCOpcode, length uint64) {
 	}
 	r.claimed = false
 	wc := queue.WC{
-		WRID: r.receive.WRID, Opcode: opcode, QPN: uint32(q.config.QPN), ByteLen: uint32(length), PSN: uint32(p.PSN),
+		WRID: r.receive.WRID, Opcode: opcode, QPN: q.config.QPN, ByteLen: uint32(length), PSN: p.PSN,
 	}
 	if p.Info.Has(roce.HeaderImmDt) {
 		wc.Flags |= queue.WCWithImmediate
@@ -409,7 +409,7 @@ func (q *QP) flushReceives() {
 			}
 		}
 		r.claimed = false
-		wc := queue.WC{WRID: r.receive.WRID, Status: queue.WCWRFlushErr, Opcode: queue.WCRecv, QPN: uint32(q.config.QPN)}
+		wc := queue.WC{WRID: r.receive.WRID, Status: queue.WCWRFlushErr, Opcode: queue.WCRecv, QPN: q.config.QPN}
 		q.complete(q.config.RecvCQ, &wc, false)
 	}
 }

@@ -82,8 +82,8 @@ func (q *QP) breakRead(s *savedRead) {
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
 	q.failure = queue.WC{
-		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, QPN: uint32(q.config.QPN),
-		PSN: uint32(q.expectedPSN(at)), Syndrome: uint8(roce.SyndromeNAKRemoteAccess),
+		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, QPN: q.config.QPN,
+		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess,
 	}
 	if q.state != StateError {
 		q.enterError()

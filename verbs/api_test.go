@@ -1,0 +1,178 @@
+package verbs_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// TestActiveMTU: at each boundary the device carries what the rule of rdma_cm says (netdev MTU less 96), on a real
+// device, and the refusal of more names both numbers.
+func TestActiveMTU(t *testing.T) {
+	netlab.RequireRoot(t)
+	for _, c := range []struct {
+		netdev int
+		want   verbs.MTU
+	}{
+		{352, verbs.MTU256}, {607, verbs.MTU256}, {608, verbs.MTU512}, {1119, verbs.MTU512}, {1120, verbs.MTU1024},
+		{2143, verbs.MTU1024}, {2144, verbs.MTU2048}, {9000, verbs.MTU2048},
+	} {
+		t.Run(fmt.Sprint(c.netdev), func(t *testing.T) {
+			a, _ := vethDevices(t, netlab.PairOptions{MTU: c.netdev}, verbs.Options{})
+			port, err := a.QueryPort()
+			require.NoError(t, err)
+			require.Equal(t, c.want, port.ActiveMTU)
+			require.Equal(t, c.netdev, port.NetdevMTU)
+			require.Equal(t, verbs.MTU2048, port.MaxMTU)
+			require.Equal(t, verbs.PortActive, port.State)
+			require.NoError(t, a.CheckPathMTU(c.want))
+			if c.want == verbs.MTU2048 {
+				require.ErrorContains(t, a.CheckPathMTU(verbs.MTU4096), "4096")
+				return
+			}
+			err = a.CheckPathMTU(c.want + 1)
+			require.ErrorIs(t, err, verbs.ErrPathMTU)
+			require.ErrorContains(t, err, fmt.Sprint(c.netdev))
+			require.ErrorContains(t, err, fmt.Sprint((c.want+1).Bytes()+96))
+		})
+	}
+}
+
+// TestSGELength: a length that no element can have does not turn into another one.
+func TestSGELength(t *testing.T) {
+	a, _ := pair(t, mem.Options{})
+	for _, length := range []int{-1, math.MaxUint32 + 1, math.MaxUint32 + 6, math.MinInt} {
+		require.EqualValues(t, math.MaxUint32, a.mr.SGE(0, length).Length, "%d", length)
+		err := a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, length)}})
+		require.ErrorIs(t, err, verbs.ErrMessageTooLong)
+	}
+	require.EqualValues(t, 7, a.mr.SGE(0, 7).Length)
+}
+
+// TestNewLifeNewPSN: what is left on the network of one life of a queue pair does not fit into the next.
+func TestNewLifeNewPSN(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	seen := make(map[verbs.PSN]bool)
+	for range 4 {
+		reset := verbs.QPAttr{State: verbs.StateReset}
+		require.NoError(t, a.qp.ModifyQP(reset, verbs.QPStateMask))
+		require.NoError(t, b.qp.ModifyQP(reset, verbs.QPStateMask))
+		first, err := a.qp.Endpoint(verbs.ConnectOptions{})
+		require.NoError(t, err)
+		again, err := a.qp.Endpoint(verbs.ConnectOptions{})
+		require.NoError(t, err)
+		require.Equal(t, first, again, "what the peer was told holds")
+		seen[first.PSN] = true
+		connect(t, a, b, verbs.ConnectOptions{})
+		require.NoError(t, a.qp.PostSend(write(a, b, verbs.SendSignaled)))
+		require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
+	}
+	require.Len(t, seen, 4)
+}
+
+// TestConnectFromInit: a program that posts receives first is in INIT; the options count all the same.
+func TestConnectFromInit(t *testing.T) {
+	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
+	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
+	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
+		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{WRID: 5}))
+	connect(t, a, b, verbs.ConnectOptions{AccessFlags: verbs.AccessRemoteWrite})
+	require.Equal(t, verbs.AccessRemoteWrite, b.qp.QueryQP().AccessFlags)
+	require.NoError(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+	require.EqualValues(t, 5, poll(t, b.recvs).WRID)
+}
+
+// TestConnectGivesUp: nobody at the address.
+func TestConnectGivesUp(t *testing.T) {
+	a, b := vethDevices(t, netlab.PairOptions{}, verbs.Options{})
+	e := newEnd(t, a, make([]byte, 64), verbs.QPCap{})
+	peer := newEnd(t, b, make([]byte, 64), verbs.QPCap{})
+	remote, err := peer.qp.Endpoint(verbs.ConnectOptions{})
+	require.NoError(t, err)
+	remote.Address = remote.Address.Next().Next().Next() // nobody has it
+	start := time.Now()
+	err = e.qp.Connect(context.Background(), remote, verbs.ConnectOptions{})
+	require.ErrorIs(t, err, verbs.ErrNoNeighbour)
+	require.ErrorContains(t, err, remote.Address.String())
+	require.Less(t, time.Since(start), 5*time.Second)
+	// Meanwhile nothing else is held up.
+	require.Equal(t, verbs.StateInit, e.qp.QueryQP().State)
+}
+
+func TestExplain(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	wr := write(a, b, verbs.SendSignaled)
+	wr.WRID, wr.RKey = 77, wr.RKey+1
+	require.NoError(t, a.qp.PostSend(wr))
+	wc := poll(t, a.sends)
+	require.Equal(t, verbs.WCRemAccessErr, wc.Status)
+	text := a.qp.Explain(wc)
+	for _, part := range []string{
+		"remote access error", "work request 77", fmt.Sprintf("%#x", uint32(a.qp.QPN())), fmt.Sprintf("%#x", uint32(b.qp.QPN())),
+		"10.0.0.2", "NAK remote access error", fmt.Sprintf("PSN %#x", uint32(wc.PSN)), "0 resends of 7", "key",
+	} {
+		require.Contains(t, text, part)
+	}
+	require.Equal(t, wc.WRID, a.qp.Failure().WRID)
+	require.Equal(t, wc.Status, a.qp.Failure().Status)
+	require.NoError(t, a.qp.PostSend(wr))
+	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "flushed")
+	require.Equal(t, verbs.WCRemAccessErr, b.qp.Failure().Status)
+}
+
+// TestInUse: nothing is destroyed under those who need it, and nothing can be used after that.
+func TestInUse(t *testing.T) {
+	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{})
+	require.NoError(t, err)
+	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	require.NoError(t, err)
+	pd, err := d.AllocPD()
+	require.NoError(t, err)
+	require.ErrorIs(t, d.Close(), verbs.ErrInUse)
+	mr, err := pd.RegMR(make([]byte, 8), verbs.AccessLocalWrite)
+	require.NoError(t, err)
+	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse)
+	cq, err := d.CreateCQ(4)
+	require.NoError(t, err)
+	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
+	require.NoError(t, err)
+	require.ErrorIs(t, cq.Destroy(), verbs.ErrInUse)
+	require.NoError(t, mr.Dereg())
+	require.ErrorIs(t, mr.Dereg(), verbs.ErrClosed)
+	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse)
+	require.NoError(t, qp.Destroy())
+	require.ErrorIs(t, qp.Destroy(), verbs.ErrClosed)
+	require.ErrorIs(t, qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}), verbs.ErrClosed)
+	require.ErrorIs(t, qp.PostRecv(verbs.RecvWR{}), verbs.ErrClosed)
+	require.ErrorIs(t, qp.ModifyQP(verbs.QPAttr{State: verbs.StateInit}, verbs.QPStateMask), verbs.ErrClosed)
+	require.NoError(t, cq.Destroy())
+	require.NoError(t, pd.Dealloc())
+	require.ErrorIs(t, pd.Dealloc(), verbs.ErrClosed)
+	_, err = pd.RegMR(make([]byte, 8), 0)
+	require.ErrorIs(t, err, verbs.ErrClosed)
+	require.NoError(t, d.Close())
+	_, err = d.AllocPD()
+	require.ErrorIs(t, err, verbs.ErrClosed)
+	_, err = d.CreateCQ(1)
+	require.ErrorIs(t, err, verbs.ErrClosed)
+}
+
+// TestNotSupported: what is not there says so at once.
+func TestNotSupported(t *testing.T) {
+	a, _ := pair(t, mem.Options{})
+	_, err := a.pd.RegMR(make([]byte, 8), allAccess|verbs.AccessRemoteAtomic)
+	require.ErrorIs(t, err, verbs.ErrNotSupported)
+	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{State: 4}, verbs.QPStateMask), verbs.ErrNotSupported)
+	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, QPType: 4})
+	require.ErrorIs(t, err, verbs.ErrNotSupported)
+	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: 5}), verbs.ErrOpcode)
+}

@@ -1,5 +1,5 @@
 # Everything that a fresh machine needs beside Go, make and root is fetched by Go itself. Only "make generate" wants more:
-# clang, llvm-strip and the kernel's BPF headers (Debian: clang llvm libbpf-dev).
+# clang 14, llvm-strip and the kernel's BPF headers (Debian 12: clang llvm libbpf-dev).
 
 GO ?= go
 export CGO_ENABLED := 0
@@ -19,8 +19,9 @@ build:
 demo: build
 	bin/xroce demo $(DEMOFLAGS)
 
-# All tests. Those that need root skip without it, and say so; with CI=true they fail instead.
+# All tests. Those that need root skip without it; with CI=true they fail instead.
 test:
+	@[ "$$(id -u)" = 0 ] || echo "not root: the tests on network devices in namespaces are skipped (go test -v names them)"
 	$(GO) test -count=1 -timeout 5m ./...
 
 # The tests again under the race detector (which needs cgo), with the long run of the test for stranded work. Times
@@ -31,6 +32,7 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 100
 
 lint:
+	$(GO) mod tidy -diff
 	test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...

@@ -114,6 +114,8 @@ func isStandard(path string) bool {
 // passive are the rooms without goroutines, clock and sockets: a run is a function of what goes in.
 var passive = []string{"roce", "roce/memory", "roce/queue", "roce/transport"}
 
+var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
+
 func TestPassiveRooms(t *testing.T) {
 	packages := listPackages(t)
 	for _, name := range passive {
@@ -122,14 +124,20 @@ func TestPassiveRooms(t *testing.T) {
 			require.NotContains(t, []string{"net", "os", "math/rand", "crypto/rand", "syscall", "context"}, imported, "%s", name)
 		}
 		eachFile(t, p, p.GoFiles, func(file string, f *ast.File, _ *token.FileSet) {
+			for _, i := range f.Imports {
+				renamed := i.Name != nil && slices.Contains([]string{`"time"`, `"math/rand/v2"`}, i.Path.Value)
+				require.False(t, renamed, "%s gives %s another name", file, i.Path.Value)
+			}
 			ast.Inspect(f, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.GoStmt:
 					require.Fail(t, "goroutine", file)
 				case *ast.SelectorExpr:
 					if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" {
-						require.NotContains(t, []string{"Now", "Since", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"},
-							n.Sel.Name, "%s reads the clock", file)
+						require.NotContains(t, clockNames, n.Sel.Name, "%s reads the clock", file)
+					}
+					if x, ok := n.X.(*ast.Ident); ok && x.Name == "rand" {
+						require.Contains(t, []string{"New", "NewPCG", "Rand"}, n.Sel.Name, "%s draws from the process's random source", file)
 					}
 				}
 				return true

@@ -88,6 +88,9 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason(%d)", uint32(r))
 }
 
+// TakesFrame reports whether the frame goes to a socket, and never to the kernel.
+func (r Reason) TakesFrame() bool { return r == Redirected }
+
 // ReachesKernelOnRoCEPort reports whether frames with this reason are known to
 // be for UDP port 4791 and go to the kernel, which answers them with ICMP port
 // unreachable unless another program listens there. Of later fragments, of IPv6

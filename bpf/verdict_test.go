@@ -276,7 +276,7 @@ func TestVerdictHeadersInSecondBuffer(t *testing.T) {
 		context[1] = uint32(test.first)
 		verdict, err := p.frags.Run(&ebpf.RunOptions{Data: frame, Context: context})
 		if errors.Is(err, unix.EINVAL) {
-			t.Skip("this kernel (before Linux 6.18) makes test frames of full buffers only")
+			skip(t, "this kernel (before Linux 6.18) makes test frames of full buffers only")
 		}
 		require.NoError(t, err)
 		require.EqualValues(t, xdpPass, verdict)

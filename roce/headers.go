@@ -22,7 +22,7 @@ const (
 	ICRCLength         = 4
 )
 
-// BTH is a view of a base transport header (IBTA section 9.2).
+// BTH is a view of a base transport header (IBTA volume 1, chapter 9).
 type BTH []byte
 
 // Opcode returns what kind of packet it is.

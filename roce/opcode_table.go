@@ -6,7 +6,7 @@ import "math/bits"
 // wire can never lead outside.
 var opcodes = makeOpcodes()
 
-// makeOpcodes builds the opcode table of IBTA section 9.2 from what RC and UC have in common, what
+// makeOpcodes builds the opcode table of IBTA volume 1, chapter 9 from what RC and UC have in common, what
 // only RC has, and the rest.
 func makeOpcodes() (table [256]*OpcodeInfo) {
 	add := func(opcode Opcode, name string, operation Operation, position Position, headers Header, payload PayloadRule, request bool) {

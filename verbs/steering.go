@@ -35,7 +35,7 @@ func (d *Device) SteeringCounters() (SteeringCounters, error) {
 			s.Reasons[name] = c.Packets
 		}
 		switch {
-		case name == "redirected":
+		case c.Reason.TakesFrame():
 			s.Redirected = c.Packets
 		case c.Reason.ReachesKernelOnRoCEPort():
 			s.Kernel += c.Packets

@@ -134,7 +134,7 @@ func (p *process) transfer(opcode verbs.WROpcode, remote verbs.RemoteMemory) (tr
 	if remote.Length != uint64(total) {
 		return transferReport{}, fmt.Errorf("the passive process lends %d bytes instead of %d", remote.Length, total)
 	}
-	done := completions{cq: p.rdma.cq}
+	done := completions{rdma: p.rdma}
 	start := time.Now()
 	for posted, completed := 0, 0; completed*size < total; {
 		for ; posted*size < total && posted-completed < inFlight; posted++ {
@@ -196,7 +196,7 @@ func (p *process) playPing() (pingPongReport, error) {
 		return pingPongReport{}, err
 	}
 	histogram := hdrhistogram.New(1, int64(pingPongLimit), 3)
-	done := completions{cq: p.rdma.cq}
+	done := completions{rdma: p.rdma}
 	sent := 0 // complete sends
 	trip := 0
 	for begin := time.Now(); trip < pingPongFirst+p.Iterations; trip++ {

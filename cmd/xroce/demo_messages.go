@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +8,7 @@ import (
 	"net/netip"
 	"syscall"
 
+	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -26,14 +26,14 @@ type channel struct {
 var errPeerGone = errors.New("gone")
 
 func (c *channel) send(message any) error {
-	if err := json.NewEncoder(c.connection).Encode(message); err != nil {
+	if err := jsonline.Write(c.connection, message); err != nil {
 		return c.explain(err)
 	}
 	return nil
 }
 
 func (c *channel) receive(message any) error {
-	if err := verbs.ReadMessage(c.connection, message); err != nil {
+	if err := jsonline.Read(c.connection, message); err != nil {
 		return c.explain(err)
 	}
 	return nil

@@ -61,7 +61,7 @@ func (p *process) playPong() error {
 	if err := p.peer.send(stepPingPong); err != nil {
 		return err
 	}
-	done := completions{cq: p.rdma.cq}
+	done := completions{rdma: p.rdma}
 	sent := 0
 	for last := -1; last < 0 || sent <= last; {
 		wc, err := done.wait(context.Background())

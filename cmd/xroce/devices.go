@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/xroce/xroce/roce/link/xdp"
+	"github.com/xroce/xroce/verbs"
 )
 
 // devicesCommand lists network devices. It attaches nothing.
@@ -59,7 +60,7 @@ func (c *devicesCommand) Run(app *application) error {
 func newDeviceEntry(p *xdp.Port) deviceEntry {
 	e := deviceEntry{
 		Name: p.Name, CanServe: p.Obstacle == nil, Driver: p.Driver, MAC: p.HardwareAddr.String(), Running: p.Running,
-		MTU: p.MTU, ActivePathMTU: largestPathMTU(p).Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
+		MTU: p.MTU, ActivePathMTU: min(p.ActiveMTU, verbs.MTU2048).Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
 		XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
 	}
 	if p.Obstacle != nil {

@@ -7,18 +7,19 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"time"
 
-	"github.com/xroce/xroce/roce/link/xdp"
+	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/verbs"
 )
 
 // pingpongCommand is a test between two machines. The one that gives a host is the client.
 type pingpongCommand struct {
 	Host   string `arg:"" optional:"" help:"Host where the other end waits; without it, wait."`
-	Port   uint16 `short:"p" default:"18515" help:"TCP port for the exchange of addresses."`
+	Port   uint16 `short:"p" default:"18515" help:"TCP port for the exchange of addresses; whoever waits may let the kernel choose one by 0."`
 	Device string `short:"d" name:"ib-dev" placeholder:"NAME" help:"Network device (default: towards the host, or the only one that can serve)."`
+	IBPort int    `short:"i" name:"ib-port" default:"1" help:"Port of the device, of which there is only 1."`
+	Level  int    `short:"l" name:"sl" default:"0" help:"Service level, of which there is only 0."`
 	Size   int    `short:"s" default:"4096" help:"Bytes of a message."`
 	MTU    int    `short:"m" name:"mtu" placeholder:"BYTES" help:"Path MTU: 256, 512, 1024 or 2048 (default: the largest that both ends carry)."`
 	Depth  int    `short:"r" name:"rx-depth" default:"500" help:"Receives to post at a time."`
@@ -52,17 +53,17 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
-	port, err := chooseDevice(c.Device, c.Host)
+	device, err := chooseDevice(c.Device, c.Host)
 	if err != nil {
 		return err
 	}
-	pathMTU := largestPathMTU(&port)
+	var pathMTU verbs.MTU
 	if c.MTU != 0 {
 		if pathMTU, err = parsePathMTU(c.MTU); err != nil {
 			return err
 		}
 	}
-	r, err := openRDMA(port.Name, c.mode(), pathMTU, c.Depth+1)
+	r, err := openRDMA(device, c.mode(), pathMTU, c.Depth+1)
 	if err != nil {
 		return err
 	}
@@ -74,12 +75,16 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 	if err := r.register(memory); err != nil {
 		return err
 	}
-	connection, err := c.meet(app.ctx)
-	if err != nil {
-		return err
+	if c.Host == "" {
+		return c.serve(app, r)
 	}
-	defer connection.Close()
-	return c.play(app, r, &port, connection)
+	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	connection, err := dialer.DialContext(app.ctx, "tcp", at)
+	if err != nil {
+		return fmt.Errorf("no pingpong waits at %s: %w", at, err)
+	}
+	return c.play(app, r, connection)
 }
 
 func (c *pingpongCommand) check() error {
@@ -96,6 +101,14 @@ func (c *pingpongCommand) check() error {
 			return usage("%s %d is not in %d..%d", limit.flag, limit.value, limit.least, limit.most)
 		}
 	}
+	switch {
+	case c.IBPort != 1:
+		return usage("-i/--ib-port %d: a device has only port 1", c.IBPort)
+	case c.Level != 0:
+		return usage("-l/--sl %d: RoCEv2 over a network device has only service level 0", c.Level)
+	case c.Host != "" && c.Port == 0:
+		return usage("-p/--port 0: name the port at which %s waits", c.Host)
+	}
 	if c.MTU != 0 {
 		_, err := parsePathMTU(c.MTU)
 		return err
@@ -103,38 +116,37 @@ func (c *pingpongCommand) check() error {
 	return nil
 }
 
-// meet connects to the other end, or waits for it, by TCP.
-func (c *pingpongCommand) meet(ctx context.Context) (net.Conn, error) {
-	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
-	if c.Host != "" {
-		d := net.Dialer{Timeout: 10 * time.Second}
-		connection, err := d.DialContext(ctx, "tcp", at)
-		if err != nil {
-			return nil, fmt.Errorf("no pingpong waits at %s: %w", at, err)
-		}
-		return connection, nil
-	}
+// serve waits for the other end. Strangers that connect are turned away.
+func (c *pingpongCommand) serve(app *application, r *rdma) error {
 	var l net.ListenConfig
-	listener, err := l.Listen(ctx, "tcp", at)
+	listener, err := l.Listen(app.ctx, "tcp", fmt.Sprint(":", c.Port))
 	if err != nil {
-		return nil, usage("wait for the other end: %w", err)
+		return usage("wait for the other end: %w", err)
 	}
 	defer listener.Close()
-	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
-	connection, err := listener.Accept()
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+	defer context.AfterFunc(app.ctx, func() { _ = listener.Close() })()
+	fmt.Fprintf(app.stderr, "waiting for the other end at %v, with %s\n", listener.Addr(), r.device.Name())
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		if err = c.play(app, r, connection); !errors.Is(err, errStranger) || app.ctx.Err() != nil {
+			return err
+		}
+		fmt.Fprintln(app.stderr, oneLine(err))
 	}
-	return connection, err
 }
 
-// play connects the queue pairs, has the messages go and prints the result.
-func (c *pingpongCommand) play(app *application, r *rdma, port *xdp.Port, connection net.Conn) error {
+// play agrees with the other end, connects the queue pairs, has the messages go and prints the result. It closes the
+// connection.
+func (c *pingpongCommand) play(app *application, r *rdma, connection net.Conn) error {
+	defer connection.Close()
 	ctx, cancel := context.WithCancelCause(app.ctx)
 	defer cancel(nil)
 	// Ends whatever is read from the other end.
 	defer context.AfterFunc(ctx, func() { _ = connection.SetDeadline(time.Unix(1, 0)) })()
-	local, remote, err := c.connect(ctx, r, port, connection)
+	local, remote, err := c.connect(ctx, r, connection)
 	if err != nil {
 		return err
 	}
@@ -155,7 +167,7 @@ func (c *pingpongCommand) play(app *application, r *rdma, port *xdp.Port, connec
 	if err != nil {
 		return err
 	}
-	if _, err := io.WriteString(connection, pingpongDone+"\n"); err != nil {
+	if err := jsonline.Write(connection, pingpongDone); err != nil {
 		return otherEnd(err)
 	}
 	if err := <-over; err != nil {
@@ -164,10 +176,10 @@ func (c *pingpongCommand) play(app *application, r *rdma, port *xdp.Port, connec
 	return c.print(app, c.report(r, local, remote, took))
 }
 
-// Lines that both ends send by TCP after their endpoints.
+// Lines that both ends send by TCP after their terms.
 const (
-	pingpongReady = `"ready"`
-	pingpongDone  = `"done"`
+	pingpongReady = "ready"
+	pingpongDone  = "done"
 )
 
 // otherEnd explains an error of the TCP connection.
@@ -180,41 +192,55 @@ func otherEnd(err error) error {
 
 func expectLine(connection net.Conn, want string) error {
 	var got string
-	if err := verbs.ReadMessage(connection, &got); err != nil {
+	if err := jsonline.Read(connection, &got); err != nil {
 		return err
 	}
-	if `"`+got+`"` != want {
-		return fmt.Errorf("it says %q instead of %s", got, want)
+	if got != want {
+		return fmt.Errorf("it says %q instead of %q", got, want)
 	}
 	return nil
 }
 
-// connect exchanges endpoints with the other end, connects the queue pairs and posts the receives.
-func (c *pingpongCommand) connect(ctx context.Context, r *rdma, port *xdp.Port, connection net.Conn) (local, remote verbs.Endpoint, err error) {
+// limit bounds the time of what is read and written next. The end of ctx, which sets the deadline too, is not overwritten.
+func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
+	err := connection.SetDeadline(time.Now().Add(d))
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// connect agrees with the other end on the terms, connects the queue pairs and posts the receives.
+func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.Conn) (local, remote verbs.Endpoint, err error) {
 	if r.options.GIDIndex = c.GID; c.GID < 0 {
-		var address netip.Addr
-		if address, err = commonAddress(port, connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr()); err == nil {
-			err = r.useAddress(address)
-		}
+		err = r.useAddressLike(connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr())
 	}
 	if err == nil {
 		local, err = r.qp.Endpoint(r.options)
 	}
 	if err == nil {
-		err = connection.SetDeadline(time.Now().Add(10 * time.Second))
+		patience := 10 * time.Second
+		if c.Host == "" {
+			patience = 3 * time.Second // a stranger must not keep the client waiting for longer than that one has patience
+		}
+		err = limit(ctx, connection, patience)
 	}
 	if err != nil {
 		return local, remote, err
 	}
-	if remote, err = verbs.Exchange(connection, local); err != nil {
-		return local, remote, otherEnd(err)
+	terms := c.terms(local)
+	others, err := terms.exchange(connection, c.Host != "")
+	if err != nil {
+		return local, remote, err
 	}
-	if c.MTU == 0 {
-		r.options.PathMTU = min(local.MTU, remote.MTU)
-	} else if remote.MTU < local.MTU {
-		return local, remote, fmt.Errorf("%w: path MTU %v is asked for here, the other end carries or asks for %v",
-			verbs.ErrPathMTU, local.MTU, remote.MTU)
+	remote = others.Endpoint
+	if err := terms.differ(others); err != nil {
+		return local, remote, err
 	}
+	if err := limit(ctx, connection, 10*time.Second); err != nil {
+		return local, remote, err
+	}
+	r.options.PathMTU = min(local.MTU, remote.MTU)
 	limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := r.qp.Connect(limited, remote, r.options); err != nil {
@@ -225,7 +251,7 @@ func (c *pingpongCommand) connect(ctx context.Context, r *rdma, port *xdp.Port, 
 			return local, remote, err
 		}
 	}
-	if _, err = io.WriteString(connection, pingpongReady+"\n"); err == nil {
+	if err = jsonline.Write(connection, pingpongReady); err == nil {
 		err = expectLine(connection, pingpongReady)
 	}
 	err = otherEnd(err)
@@ -243,7 +269,7 @@ func (c *pingpongCommand) postReceive(r *rdma) error {
 // exchange has the messages go. The client sends first.
 func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (time.Duration, error) {
 	client := c.Host != ""
-	done := completions{cq: r.cq, events: c.Events}
+	done := completions{rdma: r, events: c.Events}
 	start := time.Now()
 	for sent, received, completed := 0, 0, 0; received < c.Iters || completed < c.Iters; {
 		if sent < c.Iters && sent == completed && (client && sent == received || !client && sent < received) {
@@ -266,7 +292,7 @@ func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (time.Duration,
 			continue
 		}
 		if int(wc.ByteLen) != c.Size {
-			return 0, usage("message %d has %d bytes instead of %d: both ends need the same -s", received, wc.ByteLen, c.Size)
+			return 0, fmt.Errorf("message %d has %d bytes instead of %d", received, wc.ByteLen, c.Size)
 		}
 		if c.Check {
 			if err := verify(r.mr.Bytes()[c.Size:], received); err != nil {

@@ -22,8 +22,8 @@ type rdma struct {
 	options verbs.ConnectOptions
 }
 
-// openRDMA opens a device and checks that it carries the path MTU. capacity is that of both directions of the queue
-// pair, in requests.
+// openRDMA opens a device. It checks at once that the device carries the path MTU, which connecting would find only when
+// the peer is there; 0 means the largest that it carries. capacity is that of both directions of the queue pair, in requests.
 func openRDMA(name string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) (*rdma, error) {
 	r := &rdma{options: verbs.ConnectOptions{PathMTU: pathMTU}}
 	if err := r.open(name, mode, capacity); err != nil {
@@ -36,7 +36,7 @@ func (r *rdma) open(name string, mode verbs.XDPMode, capacity int) (err error) {
 	if r.device, err = verbs.OpenDevice(name, verbs.Options{Mode: mode}); err != nil {
 		return err
 	}
-	if err := r.checkPathMTU(); err != nil {
+	if err := r.choosePathMTU(); err != nil {
 		return err
 	}
 	if r.pd, err = r.device.AllocPD(); err != nil {
@@ -51,18 +51,19 @@ func (r *rdma) open(name string, mode verbs.XDPMode, capacity int) (err error) {
 	return err
 }
 
-// checkPathMTU compares at once what connecting would find only when the peer is there.
-func (r *rdma) checkPathMTU() error {
+func (r *rdma) choosePathMTU() error {
 	port, err := r.device.QueryPort()
-	if err != nil || r.options.PathMTU <= port.ActiveMTU {
-		return err
-	}
-	mtu, err := r.device.Driver().Link().MTU()
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: path MTU %v needs netdev MTU %d, %s has %d, which is enough for %v",
-		verbs.ErrPathMTU, r.options.PathMTU, r.options.PathMTU.Bytes()+roce.MTUOverhead, r.device.Name(), mtu, port.ActiveMTU)
+	if r.options.PathMTU == 0 {
+		r.options.PathMTU = port.ActiveMTU
+	}
+	err = r.device.CheckPathMTU(r.options.PathMTU)
+	if need := r.options.PathMTU.Bytes() + roce.MTUOverhead; errors.Is(err, verbs.ErrPathMTU) && port.NetdevMTU < need {
+		err = fmt.Errorf("%w (ip link set %s mtu %d)", err, r.device.Name(), need)
+	}
+	return err
 }
 
 // register registers memory for all that the peer may want.
@@ -81,6 +82,28 @@ func (r *rdma) useAddress(address netip.Addr) error {
 	if r.options.GIDIndex < 0 {
 		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, r.device.Name(), address)
 	}
+	return nil
+}
+
+// useAddressLike makes the GID of this end what fits a connection to the peer with the local address: that address, or
+// the device's first of the same family that is not link-local.
+func (r *rdma) useAddressLike(local netip.Addr) error {
+	gids, err := r.device.QueryGIDTable()
+	if err != nil {
+		return err
+	}
+	local = local.Unmap().WithZone("")
+	index := slices.Index(gids, roce.GIDFromAddr(local))
+	if index < 0 {
+		index = slices.IndexFunc(gids, func(g verbs.GID) bool {
+			return !g.IsZero() && g.Is4() == local.Is4() && !g.Addr().IsLinkLocalUnicast()
+		})
+	}
+	if index < 0 {
+		return usage("%s has no address of the family of %v, the local end of the TCP connection: choose a GID with -g",
+			r.device.Name(), local)
+	}
+	r.options.GIDIndex = index
 	return nil
 }
 
@@ -109,9 +132,9 @@ func (r *rdma) close() error {
 // answer, but it does not know that a message should come.
 const stallLimit = 20 * time.Second
 
-// completions takes completions out of a queue, one after the other.
+// completions takes completions out of the queue, one after the other.
 type completions struct {
-	cq     *verbs.CQ
+	*rdma
 	events bool // sleep while there are none, instead of polling
 	taken  [16]verbs.WC
 	next   int
@@ -127,11 +150,14 @@ func (c *completions) wait(ctx context.Context) (*verbs.WC, error) {
 	}
 	wc := &c.taken[c.next]
 	c.next++
-	if wc.Status != verbs.WCSuccess {
-		return nil, fmt.Errorf("work request %d of QP %#x ended with: %v (PSN %#x, %d retries, last syndrome %#x)",
-			wc.WRID, wc.QPN, wc.Status, wc.PSN, wc.Retries, wc.Syndrome)
+	if wc.Status == verbs.WCSuccess {
+		return wc, nil
 	}
-	return wc, nil
+	failed := *wc
+	if cause := c.qp.Failure(); wc.Status == verbs.WCWRFlushErr && cause.Status != verbs.WCSuccess {
+		failed = cause
+	}
+	return nil, errors.New(c.qp.Explain(failed))
 }
 
 func (c *completions) fill(ctx context.Context) (err error) {

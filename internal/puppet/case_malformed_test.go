@@ -181,7 +181,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 }
 
 // TestCase_A4_WrongPad: a request in sequence whose pad does not fit its length, but which can be taken apart, is an
-// invalid request (IBTA section 9.7.4.1.6). A response or a packet out of sequence is dropped.
+// invalid request (drivers/infiniband/sw/rxe/rxe_resp.c: rxe_resp_check_length). A response or a packet out of sequence is dropped.
 func TestCase_A4_WrongPad(t *testing.T) {
 	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnly, roce.RCWriteOnlyImmediate, roce.RCReadRequest} {
 		for length := range 9 {

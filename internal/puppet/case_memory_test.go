@@ -111,7 +111,7 @@ func TestCase_C1_DuplicateRead(t *testing.T) {
 	expectRead(p, end, 100, 1, 0, 4096)
 }
 
-// TestCase_C2: length 0 reaches no byte, so key and address may be anything (IBTA C9-88).
+// TestCase_C2: length 0 reaches no byte, so key and address may be anything (C9-88, as cited by drivers/infiniband/sw/rxe/rxe_resp.c).
 func TestCase_C2(t *testing.T) {
 	_, end, p := sender(t)
 	end.PostRecv(1, 4096, 4)

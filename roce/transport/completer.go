@@ -112,7 +112,7 @@ func statusOf(syndrome roce.Syndrome) queue.WCStatus {
 }
 
 // acknowledge retires everything before the sequence number upTo. It stops at a READ that was not answered and
-// then returns true: its response was lost, and the acknowledgement is a NAK of it (IBTA section 9.7.5.2.4).
+// then returns true: its response was lost, and the acknowledgement is a NAK of it (drivers/infiniband/hw/hfi1/rc.c: do_rc_ack).
 func (q *QP) acknowledge(upTo uint64) (implied bool) {
 	r := &q.requester
 	una := r.una
@@ -205,7 +205,7 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 	q.complete(q.config.SendCQ, &wc, false)
 }
 
-// complete adds a completion. A CQ without room has lost it, which its QP cannot survive (IBTA section 11.6.3.2).
+// complete adds a completion. A CQ without room has lost it, which its QP cannot survive (the verbs call it CQ overrun).
 func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	q.completion = *wc
 	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {

@@ -152,8 +152,8 @@ func (q *QP) reset() {
 	q.setState(StateReset)
 }
 
-// admit checks what a packet must fulfil before it may change anything: the checks of IBTA section 9.6 that need
-// the QP. Packets that fail are dropped without an answer.
+// admit checks what a packet must fulfil before it may change anything: the checks of rxe_rcv
+// (drivers/infiniband/sw/rxe/rxe_recv.c) that need the QP. Packets that fail are dropped without an answer.
 func (q *QP) admit(p *roce.Packet) roce.DropReason {
 	switch {
 	case p.Opcode.Transport() != roce.TransportRC:
@@ -173,7 +173,8 @@ func (q *QP) admit(p *roce.Packet) roce.DropReason {
 const defaultPKey = 0xFFFF
 
 // pkeyMatches compares with the default key, a full member: the low 15 bits must be equal; bit 15 need not be
-// set in the packet, since it is set here (IBTA section 10.9.3).
+// set in the packet, since it is set here (pkey_match in
+// drivers/infiniband/sw/rxe/rxe_verbs.h).
 func pkeyMatches(key uint16) bool { return key&0x7FFF == defaultPKey&0x7FFF }
 
 // emit writes at most budget frames. more means that the QP has something left to send right now.

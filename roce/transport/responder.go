@@ -3,7 +3,7 @@ package transport
 // The responder executes the peer's requests.
 //
 // Way of a request: its PSN is the expected one, or it is a duplicate, or something before it was lost
-// (IBTA section 9.7.4). An expected one passes the checks in the order of IBTA section 9.7.4.1: opcode sequence,
+// (IBTA volume 1, chapter 9). An expected one passes the checks in the order of rxe_resp.c: opcode sequence,
 // rights of the QP, resources, length, R_Key; then its payload is placed, the expected PSN and on the last packet the
 // MSN move on, a completion is made, and an answer is noted. Answers are written by response.go: one
 // acknowledgement for all requests of a receive batch.
@@ -199,7 +199,8 @@ func (q *QP) claim() bool {
 	return true
 }
 
-// lengthFits checks payload and pad of a packet of a SEND by its position (IBTA section 9.7.4.1.6).
+// lengthFits checks payload and pad of a packet of a SEND by its position (table in
+// IBTA volume 1, chapter 9; rxe_resp_check_length in drivers/infiniband/sw/rxe/rxe_resp.c).
 func (q *QP) lengthFits(p *roce.Packet) bool {
 	n := uint64(p.PayloadLength)
 	switch p.Info.Position {
@@ -226,7 +227,7 @@ func (q *QP) receiveSend(p *roce.Packet) {
 		return
 	}
 	if uint64(p.PayloadLength) > r.capacity-r.received {
-		// rdma_rxe answers 0x63 here; the specification has invalid request (IBTA section 9.7.5.2.8).
+		// rdma_rxe answers 0x63 here; the specification has invalid request.
 		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
 		return
 	}
@@ -265,7 +266,7 @@ func (q *QP) receiveWrite(p *roce.Packet) {
 		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
 		return
 	}
-	// With length 0 key and address may be anything (IBTA C9-88).
+	// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
 	if p.Info.Starts() && left > 0 && q.engine.memory.Check(q.config.Domain, memory.RemoteWrite, r.write) != memory.FaultNone {
 		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
 		return
@@ -338,7 +339,8 @@ func (q *QP) receiveRead(p *roce.Packet) {
 		first: r.expected, count: count, va: want.Address, length: want.Length, rkey: want.Key, sent: r.expected,
 	}
 	r.savedNext++
-	// The READ takes all its PSNs and its MSN when it is accepted (IBTA section 9.7.7.2.1). Its response
+	// The READ takes all its PSNs and its MSN when it is accepted (hfi1_rc_rcv in
+	// drivers/infiniband/hw/hfi1/rc.c). Its response
 	// implies the acknowledgements before it.
 	r.expected += count
 	r.msn++
@@ -357,7 +359,7 @@ func (q *QP) respond(s *savedRead, start, length uint64) {
 }
 
 // receiveDuplicate answers a request that was executed before. It touches neither memory nor the state of a message in
-// progress, and is never answered with a NAK (IBTA section 9.7.5.1.3).
+// progress, and is never answered with a NAK (drivers/infiniband/hw/hfi1/rc.c: rc_rcv_error).
 func (q *QP) receiveDuplicate(p *roce.Packet, sequence uint64) {
 	r := &q.responder
 	switch p.Info.Operation {

@@ -70,7 +70,8 @@ func (q *QP) emitReadResponse(s *savedRead, buffer []byte) int {
 }
 
 // breakRead ends a READ whose region went away: a NAK takes the place of the response that could not be sent,
-// and nothing after it is answered (IBTA section 9.7.5.2.8).
+// and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe
+// puts the first PSN of the request there).
 func (q *QP) breakRead(s *savedRead) {
 	r := &q.responder
 	at := s.next

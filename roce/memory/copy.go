@@ -2,9 +2,9 @@ package memory
 
 import "runtime/debug"
 
-// Write copies data, given in pieces whose lengths sum up to r.Length, into the range. Bytes appear in address
-// order; if final is set, the last whole aligned 64-bit word of the range is stored atomically after all other
-// bytes, so that a program that polls the word (LoadUint64) sees everything that came before it.
+// Write copies data, given in pieces whose lengths sum up to r.Length, into the range. If final is set, the last whole
+// aligned 64-bit word of the range is stored atomically after all other bytes, so that a program that polls the word
+// (LoadUint64) sees everything that came before it.
 func (u *User) Write(domain *Domain, need Access, r Range, data [][]byte, final bool) Fault {
 	region, fault := u.hold(domain, need, r)
 	if fault != FaultNone {
@@ -33,7 +33,7 @@ func (u *User) Read(domain *Domain, need Access, r Range, into []byte) Fault {
 }
 
 // survive turns a fault of the memory itself (a truncated file behind a mapping, a page made read-only)
-// into a false result. Anything else that panics is a defect and goes on. Costs about 5 ns per copy.
+// into a false result. Anything else that panics is a defect and goes on. Costs a few nanoseconds per copy (BenchmarkWrite).
 func survive(ok *bool, was bool) {
 	debug.SetPanicOnFault(was)
 	if p := recover(); p != nil {

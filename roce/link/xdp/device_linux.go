@@ -156,7 +156,7 @@ func suitable(a *netlink.LinkAttrs) error {
 	case a.EncapType != "ether" || macOf(a.HardwareAddr) == (roce.MAC{}):
 		return fmt.Errorf("%w: %s is no Ethernet device but of type %s", ErrUnsuitable, a.Name, a.EncapType)
 	case a.RawFlags&unix.IFF_UP == 0:
-		return fmt.Errorf("%w (ip link set %s up)", link.ErrDown, a.Name)
+		return down(a)
 	}
 	if _, ok := roce.ActiveMTU(a.MTU); !ok {
 		return fmt.Errorf("%w: MTU %d of %s is too small, the smallest path MTU of 256 bytes needs %d",
@@ -185,6 +185,9 @@ func chooseQueues(name string, receive, transmit, asked int) (int, error) {
 // attach attaches the program, and checks that the rung serves the options.
 func (d *Device) attach() error {
 	attachment, err := bpf.Attach(d.program, d.netdev.index, d.options.Mode)
+	if foreign := (*bpf.ForeignProgramError)(nil); errors.As(err, &foreign) && foreign.Name == ownProgram {
+		return takenByOwn(d.netdev.name, foreign.ID)
+	}
 	if err != nil {
 		return err
 	}
@@ -211,7 +214,7 @@ func (d *Device) refresh() error {
 	defer d.mu.Unlock()
 	state, err := d.netdev.state(d.netdev.index, d.netdev.name)
 	if errors.Is(err, link.ErrDown) {
-		d.state.up, d.state.addresses = false, nil
+		d.state.down, d.state.addresses = err, nil
 		return errors.Join(err, d.program.SetAddresses(nil))
 	} else if err != nil {
 		return err
@@ -251,10 +254,7 @@ func (d *Device) MTU() (int, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.state.up {
-		return d.state.mtu, fmt.Errorf("%w: %s", link.ErrDown, d.netdev.name)
-	}
-	return d.state.mtu, nil
+	return d.state.mtu, d.state.down
 }
 
 // MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, and

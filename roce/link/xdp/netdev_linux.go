@@ -124,7 +124,7 @@ type netdevState struct {
 	name      string
 	mac       roce.MAC
 	mtu       int          // bytes, without the Ethernet header
-	up        bool         // administratively up, and with carrier
+	down      error        // why it carries nothing, see down; nil if it is up and has carrier
 	addresses []netip.Addr // see addresses
 }
 
@@ -146,14 +146,22 @@ func (n *netlinkSockets) state(index int, name string) (netdevState, error) {
 	}
 	a := device.Attrs()
 	return netdevState{
-		name: a.Name, mac: macOf(a.HardwareAddr), mtu: a.MTU, up: isRunning(a), addresses: addresses,
+		name: a.Name, mac: macOf(a.HardwareAddr), mtu: a.MTU, down: down(a), addresses: addresses,
 	}, nil
 }
 
-// isRunning says that a device is up and has carrier.
-func isRunning(a *netlink.LinkAttrs) bool {
-	return a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
+// down says, with link.ErrDown, why a device carries nothing; nil if it is up and has carrier.
+func down(a *netlink.LinkAttrs) error {
+	switch {
+	case a.RawFlags&unix.IFF_UP == 0:
+		return fmt.Errorf("%w: %s (ip link set %[2]s up)", link.ErrDown, a.Name)
+	case a.RawFlags&unix.IFF_LOWER_UP == 0:
+		return &classified{error: fmt.Errorf("network device %s is up but has no carrier", a.Name), kind: link.ErrDown}
+	}
+	return nil
 }
+
+func isRunning(a *netlink.LinkAttrs) bool { return down(a) == nil }
 
 // macOf returns an Ethernet address, or the zero MAC for what is none.
 func macOf(a net.HardwareAddr) (mac roce.MAC) {

@@ -39,8 +39,11 @@ type Port struct {
 	ZeroCopy    bool
 	DriverTells bool
 
-	// Obstacle says why Open would fail; nil if nothing speaks against the device.
+	// Obstacle says why the device cannot serve now: Open would fail, or there is no address for a GID. It is nil if
+	// nothing is known to speak against the device.
 	Obstacle error
+	// Missing are the capabilities that Open needs and the calling thread lacks, such as "CAP_BPF".
+	Missing []string
 	// Obtained is what Open got; nil without ProbeOptions.Attach or with an Obstacle.
 	Obtained *link.Information
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -73,7 +72,7 @@ func probing(o ProbeOptions, f func(*netlinkSockets) error) error {
 func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, error) {
 	port := Port{
 		Name: a.Name, Index: a.Index, Driver: driverName(a.Name), HardwareAddr: macOf(a.HardwareAddr),
-		Running: isRunning(a), MTU: a.MTU, Obstacle: suitable(a),
+		Running: isRunning(a), MTU: a.MTU, Obstacle: suitable(a), Missing: missingCapabilities(),
 	}
 	var err error
 	if port.Addresses, err = n.addresses(&netlink.Device{LinkAttrs: *a}); err != nil {
@@ -95,8 +94,12 @@ func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, erro
 	if _, port.Obstacle = chooseQueues(a.Name, receive, transmit, 0); port.Obstacle != nil {
 		return port, nil
 	}
+	if len(port.Addresses) == 0 {
+		port.Obstacle = fmt.Errorf("%w: %s has no IP address", ErrUnsuitable, a.Name)
+		return port, nil
+	}
 	if hasProgram(a) {
-		port.Obstacle = fmt.Errorf("%w: %s has XDP program %s", ErrTaken, a.Name, programName(a.Xdp.ProgId))
+		port.Obstacle = takenBy(a.Name, a.Xdp.ProgId)
 		return port, nil
 	}
 	if o.Attach {
@@ -116,20 +119,6 @@ func (p *Port) attach() {
 	if p.Obstacle = device.Close(); p.Obstacle == nil {
 		p.Obtained = &information
 	}
-}
-
-// programName returns name and id of a program, and the id alone if it may not be looked at.
-func programName(id uint32) string {
-	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
-	if err != nil {
-		return fmt.Sprintf("id %d", id)
-	}
-	defer program.Close()
-	information, err := program.Info()
-	if err != nil {
-		return fmt.Sprintf("id %d", id)
-	}
-	return fmt.Sprintf("%s, id %d", information.Name, id)
 }
 
 // xdpFeatures is what a driver says it can do for XDP.

@@ -95,8 +95,8 @@ func (r resolver) serves(source netip.Addr) error {
 	switch {
 	case err != nil:
 		return err
-	case !state.up:
-		return fmt.Errorf("%w: %s", link.ErrDown, r.name)
+	case state.down != nil:
+		return state.down
 	case named(source) && !slices.Contains(state.addresses, source):
 		return fmt.Errorf("%w: source address %v is not on %s", link.ErrNoNeighbour, source, r.name)
 	}

@@ -1,0 +1,26 @@
+package memory
+
+import "testing"
+
+// BenchmarkWrite shows what check, announcement and fault protection cost beside the copy itself (BenchmarkCopy).
+func BenchmarkWrite(b *testing.B) {
+	table, domain := NewTable(1), new(Domain)
+	region, err := table.Register(domain, make([]byte, 4096), 0, LocalWrite|RemoteWrite)
+	if err != nil {
+		b.Fatal(err)
+	}
+	user := table.NewUser()
+	data := [][]byte{make([]byte, 1024)}
+	r := Range{Key: region.Key(), Length: 1024}
+	b.ReportAllocs()
+	for b.Loop() {
+		user.Write(domain, RemoteWrite, r, data, false)
+	}
+}
+
+func BenchmarkCopy(b *testing.B) {
+	into, data := make([]byte, 4096), make([]byte, 1024)
+	for b.Loop() {
+		copy(into, data)
+	}
+}

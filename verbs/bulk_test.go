@@ -45,7 +45,8 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	mrBack, err := ea.pd.RegMR(back, verbs.AccessLocalWrite)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, mrBack.Dereg()) })
-	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: gidIndex(t, a, v6), PathMTU: mtu})
+	// A long timeout: nothing is lost here, and the machine may be busy with something else.
+	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: gidIndex(t, a, v6), PathMTU: mtu, Timeout: 18})
 
 	move := func(opcode verbs.WROpcode, local *verbs.MR, offset int) {
 		start := time.Now()
@@ -54,7 +55,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 			RemoteAddr: eb.mr.Addr() + guard, RKey: eb.mr.RKey(),
 		}))
 		wc := poll(t, ea.sends)
-		require.Equal(t, verbs.WCSuccess, wc.Status, "%+v", wc)
+		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), a.Counters(), b.Counters())
 		t.Logf("%v: %.2f Gbit/s", opcode, size*8/time.Since(start).Seconds()/1e9)
 	}
 	check := func(buffer []byte) {

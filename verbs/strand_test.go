@@ -58,7 +58,7 @@ func strand(t *testing.T, a, b *verbs.Device) {
 		l := &lane{waits: i%2 == 0, credits: make(chan struct{}, depth)}
 		l.a = newEnd(t, a, make([]byte, 4096), verbs.QPCap{MaxSendWR: depth})
 		l.b = newEnd(t, b, make([]byte, 4096), verbs.QPCap{MaxRecvWR: 2 * depth})
-		connect(t, l.a, l.b, verbs.ConnectOptions{})
+		connect(t, l.a, l.b, verbs.ConnectOptions{Timeout: 16})
 		for range 2 * depth {
 			require.NoError(t, l.b.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{l.b.mr.SGE(0, 64)}}))
 		}

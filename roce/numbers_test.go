@@ -200,3 +200,8 @@ func TestDropReasonNames(t *testing.T) {
 	require.Equal(t, "qpn_unknown", DropUnknownQPN.String())
 	require.Equal(t, "DropReason(255)", DropReason(255).String())
 }
+
+func TestQPNString(t *testing.T) {
+	require.Equal(t, "0x00d802", QPN(0xd802).String())
+	require.Equal(t, "0xffffff", QPNMulticast.String())
+}

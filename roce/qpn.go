@@ -1,5 +1,7 @@
 package roce
 
+import "fmt"
+
 // QPN is a queue pair number, 24 bits.
 type QPN uint32
 
@@ -32,3 +34,6 @@ func UDPSourcePort(flowLabel uint32) uint16 {
 }
 
 const flowLabelMask = 1<<20 - 1
+
+// String returns the number with all its six digits, such as 0x00d802.
+func (q QPN) String() string { return fmt.Sprintf("0x%06x", uint32(q)) }

@@ -124,7 +124,7 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	}
 	for _, step := range steps {
 		if err := q.ModifyQPContext(ctx, step.attr, step.mask); err != nil {
-			return fmt.Errorf("connect to QP %#x at %v: %w", uint32(remote.QPN), remote.Address, err)
+			return fmt.Errorf("connect to QP %v at %v: %w", remote.QPN, remote.Address, err)
 		}
 	}
 	q.mu.Lock()

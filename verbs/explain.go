@@ -9,10 +9,10 @@ import (
 // Explain says in one line what became of a work request of the queue pair: status, peer, packet, what the peer said last,
 // resends used, and for failures the likely cause.
 func (q *QP) Explain(wc WC) string {
-	text := fmt.Sprintf("%v of work request %d on QP %#x", wc.Status, wc.WRID, uint32(wc.QPN))
+	text := fmt.Sprintf("%v of work request %d on QP %v", wc.Status, wc.WRID, wc.QPN)
 	a, av, _ := q.driver.Query()
 	if !av.DGID.IsZero() {
-		text += fmt.Sprintf(" to QP %#x at %v", uint32(a.DestinationQPN), av.DGID)
+		text += fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
 	}
 	if wc.Status == WCSuccess {
 		return text

@@ -199,10 +199,11 @@ func (p *process) playPing() (pingPongReport, error) {
 	done := completions{rdma: p.rdma}
 	sent := 0 // complete sends
 	trip := 0
+	cut := false
 	for begin := time.Now(); trip < pingPongFirst+p.Iterations; trip++ {
 		start := time.Now()
 		since := start.Sub(begin)
-		if since > pingPongLimit {
+		if cut = since > pingPongLimit; cut {
 			break
 		}
 		if err := p.ping(trip, uint64(trip)+1, &sent, &done); err != nil {
@@ -223,7 +224,9 @@ func (p *process) playPing() (pingPongReport, error) {
 			return pingPongReport{}, err
 		}
 	}
-	return newPingPongReport(histogram, pingPongSize), nil
+	report := newPingPongReport(histogram, pingPongSize)
+	report.CutShort = cut
+	return report, nil
 }
 
 var errPayload = errors.New("another message came back than was sent")

@@ -39,8 +39,9 @@ func (c *channel) receive(message any) error {
 	return nil
 }
 
+// explain recognizes the end of the peer. The parent closes a child's channel once it has ended, also under a send.
 func (c *channel) explain(err error) error {
-	for _, broken := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.EPIPE, syscall.ECONNRESET} {
+	for _, broken := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.EPIPE, syscall.ECONNRESET, net.ErrClosed} {
 		if errors.Is(err, broken) {
 			return fmt.Errorf("the %s process is %w", c.peer, errPeerGone)
 		}

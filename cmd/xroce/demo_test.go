@@ -73,6 +73,7 @@ func TestDemo(t *testing.T) {
 			require.InDelta(t, float64(way.Bytes)*8/way.Seconds/1e9, way.GbitPerSecond, 1e-9)
 		}
 		require.Equal(t, 500, r.PingPong.Iterations)
+		require.False(t, r.PingPong.CutShort)
 		require.Positive(t, r.PingPong.OneWayMicroseconds.P50)
 		require.LessOrEqual(t, r.PingPong.OneWayMicroseconds.P50, r.PingPong.OneWayMicroseconds.P99)
 		data := uint64(r.File.Bytes / r.Device.PathMTU)
@@ -98,6 +99,19 @@ func TestDemoDefaults(t *testing.T) {
 	for _, words := range []string{"SHA-256 equal", "half of the round trip", "kernel saw     0 packets to UDP port 4791 at the active end, 0 at the passive one"} {
 		require.Contains(t, run.stdout.String(), words)
 	}
+}
+
+func TestReportText(t *testing.T) {
+	text := func(r report) string {
+		var out bytes.Buffer
+		require.NoError(t, r.print(&out))
+		return out.String()
+	}
+	r := report{Device: deviceReport{NetdevMTU: 3000}, PingPong: pingPongReport{Iterations: 7, Bytes: 8}}
+	require.Contains(t, text(r), "7 round trips of 8 bytes, both ends polling\n")
+	require.Contains(t, text(r), ", TCP at netdev MTU 3000 over an identical pair of devices without XDP\n")
+	r.PingPong.CutShort = true
+	require.Contains(t, text(r), "7 round trips of 8 bytes, cut short by the limit of 10s, both ends polling\n")
 }
 
 func TestArchive(t *testing.T) {

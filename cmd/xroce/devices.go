@@ -14,7 +14,7 @@ import (
 // devicesCommand lists network devices. It attaches nothing.
 type devicesCommand struct {
 	JSON  bool   `name:"json" help:"Print JSON."`
-	NetNS string `name:"netns" placeholder:"PATH" help:"Network namespace, such as /run/netns/blue (default: the present one)."`
+	NetNS string `name:"netns" placeholder:"NAME" help:"Network namespace, by its name as for ip netns or by a path (default: the present one)."`
 }
 
 // deviceEntry is what is said about a network device, also as JSON.
@@ -22,6 +22,7 @@ type deviceEntry struct {
 	Name          string       `json:"name"`
 	CanServe      bool         `json:"canServe"`
 	Obstacle      string       `json:"obstacle,omitempty"` // why it cannot
+	Missing       []string     `json:"missing"`            // capabilities that this user lacks to open it
 	Driver        string       `json:"driver"`             // empty if unknown
 	MAC           string       `json:"mac"`
 	Running       bool         `json:"running"` // up, and with carrier
@@ -36,7 +37,7 @@ type deviceEntry struct {
 
 // Run lists the devices.
 func (c *devicesCommand) Run(app *application) error {
-	ports, err := xdp.List(xdp.ProbeOptions{NetNS: c.NetNS})
+	ports, err := xdp.List(xdp.ProbeOptions{NetNS: namespacePath(c.NetNS)})
 	if err != nil {
 		return err
 	}
@@ -57,11 +58,19 @@ func (c *devicesCommand) Run(app *application) error {
 	return nil
 }
 
+// namespacePath returns the path of a network namespace that is given by name or path (ip-netns(8)).
+func namespacePath(name string) string {
+	if name == "" || strings.Contains(name, "/") {
+		return name
+	}
+	return "/run/netns/" + name
+}
+
 func newDeviceEntry(p *xdp.Port) deviceEntry {
 	e := deviceEntry{
 		Name: p.Name, CanServe: p.Obstacle == nil, Driver: p.Driver, MAC: p.HardwareAddr.String(), Running: p.Running,
 		MTU: p.MTU, ActivePathMTU: min(p.ActiveMTU, verbs.MTU2048).Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
-		XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
+		Missing: append([]string{}, p.Missing...), XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
 	}
 	if p.Obstacle != nil {
 		e.Obstacle = oneLine(p.Obstacle)
@@ -76,10 +85,13 @@ func newDeviceEntry(p *xdp.Port) deviceEntry {
 func (e *deviceEntry) print(out io.Writer) error {
 	var text strings.Builder
 	line := func(format string, values ...any) { fmt.Fprintf(&text, format+"\n", values...) }
-	if e.CanServe {
-		line("%s: can serve", e.Name)
-	} else {
+	switch {
+	case !e.CanServe:
 		line("%s: cannot serve: %s", e.Name, e.Obstacle)
+	case len(e.Missing) > 0:
+		line("%s: can serve, but this user may not open it: missing %s", e.Name, strings.Join(e.Missing, ", "))
+	default:
+		line("%s: can serve", e.Name)
 	}
 	state := "running"
 	if !e.Running {

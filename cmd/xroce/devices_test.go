@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
 )
@@ -33,6 +35,7 @@ func TestDevices(t *testing.T) {
 			Name: "veth0", CanServe: true, Driver: "veth", MAC: p.A.HardwareAddr.String(), Running: true, MTU: 3000,
 			ActivePathMTU: 2048, Queues: 1,
 			GIDs:     []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
+			Missing:  []string{},
 			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy,
 		}, veth)
 		require.Equal(t, "native+frags", veth.XDPModes[0])
@@ -43,6 +46,38 @@ func TestDevices(t *testing.T) {
 	require.Contains(t, run.stdout.String(), "veth0: can serve\n    driver veth, ")
 	require.Contains(t, run.stdout.String(), "    GID 0  10.9.0.1\n")
 	requireFree(t, &p.A)
+
+	for _, c := range []struct {
+		capabilities []uintptr
+		missing      string
+	}{
+		{nil, "CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW"},
+		{[]uintptr{unix.CAP_NET_ADMIN, unix.CAP_BPF}, "CAP_NET_RAW"},
+		{[]uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_RAW}, "CAP_NET_ADMIN"},
+	} {
+		run := asNobody(t, c.capabilities, "devices")
+		require.Equal(t, 0, run.run(t, p.A.Namespace), run.stderr.String())
+		require.Contains(t, run.stdout.String(), "veth0: can serve, but this user may not open it: missing "+c.missing+"\n")
+	}
+
+	inside(t, &p.A, func(h *netlink.Handle, device netlink.Link) {
+		addresses, err := h.AddrList(device, netlink.FAMILY_ALL)
+		require.NoError(t, err)
+		for i := range addresses {
+			require.NoError(t, h.AddrDel(device, &addresses[i]))
+		}
+	})
+	run = newProgram("devices")
+	require.Equal(t, 0, run.run(t, p.A.Namespace))
+	require.Contains(t, run.stdout.String(), "veth0: cannot serve: unsuitable network device: veth0 has no IP address\n")
+}
+
+func TestNamespacePath(t *testing.T) {
+	for name, path := range map[string]string{
+		"": "", "blue": "/run/netns/blue", "/proc/1/ns/net": "/proc/1/ns/net", "./blue": "./blue",
+	} {
+		require.Equal(t, path, namespacePath(name))
+	}
 }
 
 // sleeper is a process in a namespace, whose number is returned.

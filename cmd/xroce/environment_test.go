@@ -59,7 +59,7 @@ func TestPingpongWrongDevice(t *testing.T) {
 	requireWrongUse(t, n, []string{"pingpong", "-d", "lo"}, "lo is a loopback device")
 	requireWrongUse(t, n, []string{"pingpong", "127.0.0.1"}, "lo carries the route to 127.0.0.1, but cannot serve")
 	requireWrongUse(t, n, []string{"pingpong", "192.0.2.1"}, "192.0.2.1", "unreachable")
-	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"}, "path MTU 2048 needs netdev MTU 2144, veth0 has 1500")
+	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"}, "path MTU 2048 needs netdev MTU 2144, veth0 has 1500 (ip link set veth0 mtu 2144)")
 	requireFree(t, &p.A)
 
 	second, err := netlab.Join(p.A.Namespace, p.B.Namespace, netlab.PairOptions{})
@@ -67,6 +67,8 @@ func TestPingpongWrongDevice(t *testing.T) {
 	requireWrongUse(t, n, []string{"pingpong"}, "name one of veth0, veth1 with -d")
 	require.NoError(t, second.Close())
 
+	inside(t, &p.B, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
+	requireWrongUse(t, n, []string{"pingpong"}, "network device veth0 is up but has no carrier")
 	inside(t, &p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
 	requireWrongUse(t, n, []string{"pingpong"}, "no network device can serve: ", "lo is a loopback device", "ip link set veth0 up")
 }

@@ -122,6 +122,7 @@ func TestFlagErrors(t *testing.T) {
 		{"demo --file /proc/self/status", "has 0 bytes, the demo needs at least 64.0 MiB"},
 		{"demo surplus", "surplus"},
 		{"devices --netns /absent", "/absent: no such file"},
+		{"devices --netns absent", "/run/netns/absent: no such file"},
 		{"devices --netns /dev/null", "/dev/null is no network namespace"},
 		{"pingpong -s 0", "-s/--size 0 is not in 1..1073741824"},
 		{"pingpong -r 65536", "-r/--rx-depth 65536 is not in 1..65535"},
@@ -129,6 +130,10 @@ func TestFlagErrors(t *testing.T) {
 		{"pingpong -m 1000", "path MTU 1000 does not exist"},
 		{"pingpong -p 65536", "65536"},
 		{"pingpong --gid-idx=-2", "-g/--gid-idx -2 is not in -1..65536"},
+		{"pingpong -i 2", "-i/--ib-port 2: a device has only port 1"},
+		{"pingpong -i 0", "-i/--ib-port 0: a device has only port 1"},
+		{"pingpong -l 1", "-l/--sl 1: RoCEv2"},
+		{"pingpong -p 0 10.9.0.2", "-p/--port 0: name the port at which 10.9.0.2 waits"},
 		{"pingpong --mode=", "--mode"},
 		{"demo-active", "this command is for xroce demo"},
 	} {

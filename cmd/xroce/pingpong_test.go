@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
+	"io"
+	"net"
 	"regexp"
 	"strings"
 	"syscall"
@@ -13,38 +15,42 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/verbs"
 )
 
-// awaitListening waits until a server takes connections.
-func awaitListening(t *testing.T, n *netlab.Namespace) {
+// awaitListening waits until a server takes connections, and returns the port that it names.
+func awaitListening(t *testing.T, server *program) (port string) {
 	t.Helper()
-	listening := func() bool {
-		table := ""
-		require.NoError(t, n.Do(func() error {
-			table = readText(t, "/proc/thread-self/net/tcp") + readText(t, "/proc/thread-self/net/tcp6")
-			return nil
-		}))
-		const listening = "0A" // TCP_LISTEN, include/net/tcp_states.h
-		return regexp.MustCompile(fmt.Sprintf(":%04X [0-9A-F]+:0000 %s ", 18515, listening)).MatchString(table)
-	}
-	require.Eventually(t, listening, 10*time.Second, 5*time.Millisecond)
+	line := regexp.MustCompile(`^waiting for the other end at \[::\]:(\d+), with veth0\n`)
+	require.Eventually(t, func() bool {
+		found := line.FindStringSubmatch(server.stderr.String())
+		if found != nil {
+			port = found[1]
+		}
+		return found != nil
+	}, 10*time.Second, 5*time.Millisecond, "%v", &server.stderr)
+	return port
 }
 
-func readText(t *testing.T, name string) string {
+func startServer(t *testing.T, p *netlab.Pair, arguments ...string) (server *program, port string) {
 	t.Helper()
-	text, err := os.ReadFile(name)
-	require.NoError(t, err)
-	return string(text)
+	server = newProgram(append([]string{"pingpong"}, arguments...)...)
+	server.begin(t, p.B.Namespace)
+	return server, awaitListening(t, server)
 }
 
 func startPingpong(t *testing.T, p *netlab.Pair, host string, server, client []string) (a, b *program) {
 	t.Helper()
-	b = newProgram(append([]string{"pingpong"}, server...)...)
-	b.begin(t, p.B.Namespace)
-	awaitListening(t, p.B.Namespace)
-	a = newProgram(append([]string{"pingpong", host}, client...)...)
+	b, port := startServer(t, p, server...)
+	a = newProgram(append([]string{"pingpong", host, "-p", port}, client...)...)
 	a.begin(t, p.A.Namespace)
 	return a, b
+}
+
+// errorsOf returns what a server says after the line about its waiting.
+func errorsOf(server *program) string {
+	_, text, _ := strings.Cut(server.stderr.String(), "\n")
+	return text
 }
 
 func TestPingpong(t *testing.T) {
@@ -57,18 +63,18 @@ func TestPingpong(t *testing.T) {
 		bytes          int64
 		mode           string
 	}{
-		{"defaults", "10.9.0.2", "", "", "10.9.0.1", 1024, 4096 * 2000, "native+frags"},
+		{"defaults", "10.9.0.2", "-i 1 -l 0", "", "10.9.0.1", 1024, 4096 * 2000, "native+frags"},
 		{"events", "10.9.0.2", "-e -n 500", "-e -n 500", "10.9.0.1", 1024, 4096 * 1000, "native+frags"},
 		{"checked", "10.9.0.2", "-c -s 100001 -n 50", "-c -s 100001 -n 50 -r 3", "10.9.0.1", 1024, 100001 * 100, "native+frags"},
 		{"IPv6, smaller path MTU", "fd00:9::2", "-m 256 -s 1 --mode generic", "-m 256 -s 1 --mode generic", "fd00:9::1", 256, 2000, "generic+frags"},
-		{"GID by index, one end polls", "10.9.0.2", "-g 1 -d veth0", "-g 1 -d veth0 -e", "fd00:9::1", 1024, 4096 * 2000, "native+frags"},
+		{"GID by index, one end polls", "10.9.0.2", "-g 1 -i 1 -d veth0 -p 0", "-d veth0 -i 1 -g 1 -e", "fd00:9::1", 1024, 4096 * 2000, "native+frags"},
 		{"path MTU of one end", "10.9.0.2", "-m 512", "", "10.9.0.1", 512, 4096 * 2000, "native+frags"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a, b := startPingpong(t, p, c.host, strings.Fields(c.server), append(strings.Fields(c.client), "--json"))
 			require.Equal(t, 0, a.status(t, 20*time.Second), a.stderr.String())
 			require.Equal(t, 0, b.status(t, 2*time.Second), b.stderr.String())
-			require.Empty(t, a.stderr.String()+b.stderr.String())
+			require.Empty(t, a.stderr.String()+errorsOf(b))
 			var r pingpongResult
 			require.NoError(t, json.Unmarshal([]byte(a.stdout.String()), &r))
 			t.Logf("%+v", r)
@@ -94,18 +100,86 @@ func TestPingpong(t *testing.T) {
 
 func TestPingpongDisagreement(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
-	a, b := startPingpong(t, p, "10.9.0.2", []string{"-s", "100"}, []string{"-s", "99"})
-	require.NotZero(t, a.status(t, 5*time.Second))
-	require.Equal(t, statusEnvironment, b.status(t, 5*time.Second))
-	require.Contains(t, b.stderr.String(), "message 0 has 99 bytes instead of 100: both ends need the same -s")
-	require.Contains(t, a.stderr.String(), "the other end is gone")
-
-	a, b = startPingpong(t, p, "10.9.0.2", []string{"-m", "256"}, []string{"-m", "512"})
-	require.Equal(t, statusEnvironment, a.status(t, 5*time.Second))
-	require.NotZero(t, b.status(t, 5*time.Second))
-	require.Contains(t, a.stderr.String(), "path MTU 512 is asked for here, the other end carries or asks for 256")
-	require.Contains(t, b.stderr.String(), "the other end is gone")
+	for _, c := range []struct{ server, client, atServer, atClient string }{
+		{"-n 5", "-n 10", "-n is 5 here and 10 at the other end", "-n is 10 here and 5 at the other end"},
+		{"-s 100", "-s 99", "-s is 100 here and 99 at the other end", "-s is 99 here and 100 at the other end"},
+		{"-c", "", "-c is given here and not at the other end", "-c is given at the other end and not here"},
+		{"-m 256", "-m 512", "-m is 256 here and 512 at the other end", "-m is 512 here and 256 at the other end"},
+	} {
+		a, b := startPingpong(t, p, "10.9.0.2", strings.Fields(c.server), strings.Fields(c.client))
+		require.Equal(t, statusEnvironment, a.status(t, 5*time.Second))
+		require.Equal(t, statusEnvironment, b.status(t, 5*time.Second))
+		require.Equal(t, "xroce: "+c.atClient+"\n", a.stderr.String())
+		require.Equal(t, "xroce: "+c.atServer+"\n", errorsOf(b))
+		require.Empty(t, a.stdout.String()+b.stdout.String())
+	}
 	requireFree(t, &p.A)
+}
+
+func TestPingpongTerms(t *testing.T) {
+	here := pingpongTerms{PathMTU: 1024, Endpoint: verbs.Endpoint{MTU: verbs.MTU1024}}
+	there := pingpongTerms{Endpoint: verbs.Endpoint{MTU: verbs.MTU512}}
+	require.EqualError(t, here.differ(&there), "-m is 1024 here, and the other end carries only 512")
+	require.EqualError(t, there.differ(&here), "-m is 1024 at the other end, and this one carries only 512")
+	here.PathMTU = 0
+	require.NoError(t, here.differ(&there))
+	require.NoError(t, there.differ(&here))
+}
+
+// TestPingpongStranger: what is no client of a server is told so and does not end it, and neither is what is no server a
+// client's undoing.
+func TestPingpongStranger(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	server, port := startServer(t, p, "-p", "0", "-n", "7")
+	require.NotEqual(t, "18515", port)
+	for i, said := range []struct{ sent, told string }{
+		{"GET / HTTP/1.1\r\n\r\n", `it sent "GET / HTTP/1.1\r\n`},
+		{`{"program":"another"}` + "\n", `it sent "{\"program\":\"another\"}\n"`},
+		{strings.Repeat("\x00", 5000), `it sent "` + strings.Repeat(`\x00`, 60) + `" (exchange`},
+		{"0000:000011:123456", `it sent "0000:000011:123456" (exchange`},
+		{"", "it sent nothing (exchange"},
+	} {
+		require.NoError(t, p.A.Namespace.Do(func() error {
+			connection, err := net.Dial("tcp", "10.9.0.2:"+port)
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(connection, said.sent)
+			if err == nil {
+				err = connection.(*net.TCPConn).CloseWrite()
+			}
+			_, _ = io.Copy(io.Discard, connection) // until it is turned away
+			return errors.Join(err, connection.Close())
+		}))
+		var lines []string
+		require.Eventually(t, func() bool {
+			lines = strings.Split(errorsOf(server), "\n")
+			return len(lines) == i+2 // the last is empty
+		}, time.Second, time.Millisecond)
+		require.Contains(t, lines[i], "not an xroce pingpong client: "+said.told)
+		require.True(t, strings.HasPrefix(lines[i], "10.9.0.1:"), lines[i])
+	}
+	client := newProgram("pingpong", "10.9.0.2", "-p", port, "-n", "7")
+	require.Equal(t, 0, client.run(t, p.A.Namespace), client.stderr.String())
+	require.Equal(t, 0, server.status(t, 2*time.Second))
+
+	var listener net.Listener
+	require.NoError(t, p.B.Namespace.Do(func() (err error) {
+		listener, err = net.Listen("tcp", "10.9.0.2:0")
+		return err
+	}))
+	defer listener.Close()
+	go func() {
+		if connection, err := listener.Accept(); err == nil {
+			_, _ = io.WriteString(connection, "SSH-2.0-x\r\n")
+			_, _ = io.Copy(io.Discard, connection)
+			_ = connection.Close()
+		}
+	}()
+	_, port, _ = net.SplitHostPort(listener.Addr().String())
+	client = newProgram("pingpong", "10.9.0.2", "-p", port)
+	require.Equal(t, statusFailed, client.run(t, p.A.Namespace))
+	require.Contains(t, client.stderr.String(), "xroce: 10.9.0.2:"+port+`: not an xroce pingpong server: it sent "SSH-2.0-x\r\n"`)
 }
 
 func TestPingpongPeerDies(t *testing.T) {
@@ -126,7 +200,7 @@ func TestPingpongPeerDies(t *testing.T) {
 			require.NoError(t, dies.command.Process.Kill())
 			require.Equal(t, statusFailed, lives.status(t, 3*time.Second))
 			require.Contains(t, lives.stderr.String(), "the other end is gone")
-			require.Equal(t, 1, strings.Count(lives.stderr.String(), "\n"), lives.stderr.String())
+			require.Equal(t, 1, strings.Count(lives.stderr.String(), "xroce: "), lives.stderr.String())
 			requireFree(t, &p.A)
 			requireFree(t, &p.B)
 		}
@@ -141,12 +215,11 @@ func awaitText(t *testing.T, p *program, text string) {
 
 func TestPingpongInterrupted(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
-	server := newProgram("pingpong")
-	server.begin(t, p.B.Namespace)
-	awaitListening(t, p.B.Namespace)
-	requireWrongUse(t, p.B.Namespace, []string{"pingpong"}, "XDP program")
+	server, _ := startServer(t, p)
+	requireWrongUse(t, p.B.Namespace, []string{"pingpong"}, "veth0 serves another xroce process, pid "+
+		itoa(server.command.Process.Pid)+" (XDP program xdp_roce, id ", ": a device serves one process at a time")
 	require.NoError(t, server.command.Process.Signal(syscall.SIGINT))
 	require.Equal(t, 130, server.status(t, 2*time.Second))
-	require.Equal(t, "xroce: stopped by signal: interrupt\n", server.stderr.String())
+	require.Equal(t, "xroce: stopped by signal: interrupt\n", errorsOf(server))
 	requireFree(t, &p.B)
 }

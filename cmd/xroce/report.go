@@ -70,7 +70,8 @@ func newTransferReport(bytes int, took time.Duration) transferReport {
 // pingPongReport is about half of the round trips.
 type pingPongReport struct {
 	Iterations         int           `json:"iterations"`
-	Bytes              int           `json:"bytes"` // of a message
+	CutShort           bool          `json:"cutShort"` // by its time limit, before all that were asked for
+	Bytes              int           `json:"bytes"`    // of a message
 	OneWayMicroseconds latencyReport `json:"oneWayMicroseconds"`
 }
 
@@ -147,13 +148,17 @@ func (r *report) print(out io.Writer) error {
 	line("RDMA WRITE", "%s", r.Write.text())
 	line("RDMA READ", "%s", r.Read.text())
 	l := r.PingPong.OneWayMicroseconds
-	line("SEND/RECV", "p50 %.1f us, p99 %.1f us one way (half of the round trip), %d round trips of %d bytes, both ends polling",
-		l.P50, l.P99, r.PingPong.Iterations, r.PingPong.Bytes)
+	cut := ""
+	if r.PingPong.CutShort {
+		cut = fmt.Sprintf(", cut short by the limit of %v", pingPongLimit)
+	}
+	line("SEND/RECV", "p50 %.1f us, p99 %.1f us one way (half of the round trip), %d round trips of %d bytes%s, both ends polling",
+		l.P50, l.P99, r.PingPong.Iterations, r.PingPong.Bytes, cut)
 	line("retransmitted", "%d packets by the active process, %d by the passive one", r.Active.Retransmissions, r.Passive.Retransmissions)
 	line("dropped", "%s by the active process, %s by the passive one", dropText(r.Active.Drops), dropText(r.Passive.Drops))
 	line("XDP took", "%d packets for the active process, %d for the passive one", r.Active.XDPPackets, r.Passive.XDPPackets)
 	line("kernel saw", "%d packets to UDP port %d at the active end, %d at the passive one", r.Active.KernelPackets, rocePort, r.Passive.KernelPackets)
-	line("TCP", "%s, over an identical pair of devices without XDP", r.TCP.text())
+	line("TCP", "%s, TCP at netdev MTU %d over an identical pair of devices without XDP", r.TCP.text(), d.NetdevMTU)
 	return w.Flush()
 }
 

@@ -136,7 +136,7 @@ func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
 	if q.closed.Load() {
 		err = q.closedError()
 	} else if state := q.transport.State(); state < transport.StateRTS {
-		err = fmt.Errorf("%w: posting a send needs RTS, QP %#x is in %v", ErrState, uint32(q.number), state)
+		err = fmt.Errorf("%w: posting a send needs RTS, QP %v is in %v", ErrState, q.number, state)
 	}
 	for ; err == nil && posted < len(wrs); posted++ {
 		if err = q.send.PostSend(&wrs[posted]); err != nil {
@@ -158,7 +158,7 @@ func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	if q.closed.Load() {
 		err = q.closedError()
 	} else if state := q.transport.State(); state < transport.StateInit {
-		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %#x is in %v", ErrState, uint32(q.number), state)
+		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v", ErrState, q.number, state)
 	}
 	for ; err == nil && posted < len(wrs); posted++ {
 		if err = q.receive.PostRecv(&wrs[posted]); err != nil {
@@ -176,7 +176,7 @@ func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	return posted, err
 }
 
-func (q *QP) closedError() error { return fmt.Errorf("QP %#x: %w", uint32(q.number), ErrClosed) }
+func (q *QP) closedError() error { return fmt.Errorf("QP %v: %w", q.number, ErrClosed) }
 
 // Modify changes attributes and state. av is the address vector if mask has MaskAV; resolving it may take until
 // ctx ends, without holding anything up.

@@ -162,8 +162,7 @@ func (n *netlinkSockets) features(index int) xdpFeatures {
 type genericHeader [2]byte
 
 func (h genericHeader) Len() int          { return nl.SizeofGenlmsg }
-var junk byte
-func (h genericHeader) Serialize() []byte { return func() []byte { junk++; return []byte{h[0], h[1], junk&4, 0} }() }
+func (h genericHeader) Serialize() []byte { return []byte{h[0], h[1], 0, 0} }
 
 // attribute makes a generic netlink request and returns one attribute of the answer.
 func (n *netlinkSockets) attribute(request *nl.NetlinkRequest, wanted uint16) ([]byte, bool) {

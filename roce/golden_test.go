@@ -30,9 +30,9 @@ func describe(p *Packet) string {
 	if p.Tagged {
 		s += fmt.Sprintf(" vlan=%d/%d", p.VLAN, p.Priority)
 	}
-	s += fmt.Sprintf(" | %s[%s] pkey=%04x qpn=%x psn=%x payload=%d+%d", p.Opcode, flags, b.PKey, p.DestinationQPN, p.PSN, p.PayloadLength, p.PadCount)
+	s += fmt.Sprintf(" | %s[%s] pkey=%04x qpn=%x psn=%x payload=%d+%d", p.Opcode, flags, b.PKey, uint32(p.DestinationQPN), p.PSN, p.PayloadLength, p.PadCount)
 	if h := p.DETH(); h != nil {
-		s += fmt.Sprintf(" | DETH %x %x", h.QKey(), h.SourceQPN())
+		s += fmt.Sprintf(" | DETH %x %x", h.QKey(), uint32(h.SourceQPN()))
 	}
 	if h := p.FETH(); h != nil {
 		s += fmt.Sprintf(" | FETH %x %x", h.Selectivity(), h.Placement())

@@ -292,7 +292,7 @@ func TestAddresses(t *testing.T) {
 	mtu, err := b.MTU()
 	require.NoError(t, err)
 	require.Equal(t, 1500, mtu)
-	require.Equal(t, 1518, b.MaximumFrame())
+	require.Equal(t, 4608, b.MaximumFrame())
 	_, err = n.NewDevice(mem.DeviceOptions{MAC: a.HardwareAddr()})
 	require.ErrorContains(t, err, "in use")
 }

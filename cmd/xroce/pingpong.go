@@ -326,7 +326,7 @@ func verify(message []byte, number int) error {
 func printEndpoint(out io.Writer, name string, e verbs.Endpoint) {
 	// There are no LIDs in RoCE; the field keeps the line that of ibv_rc_pingpong.
 	fmt.Fprintf(out, "  %-15s LID 0x0000, QPN %v, PSN 0x%06x, GID %v\n",
-		name+" address:", uint32(e.QPN), uint32(e.PSN), e.Address)
+		name+" address:", e.QPN, uint32(e.PSN), e.Address)
 }
 
 func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration) *pingpongResult {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -327,7 +328,8 @@ func holdChild(arguments []string) error {
 		return err
 	}
 	fmt.Print("ready")
-	select {}
+	time.Sleep(time.Hour) // "select {}" would be a deadlock to the runtime
+	return nil
 }
 
 // What cannot be provoked here: errors of older kernels and of other drivers.

@@ -60,6 +60,9 @@ func (q *QP) firstPSN() PSN {
 
 // Endpoint describes this end for Connect at the other one.
 func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
+	if err := q.check(); err != nil {
+		return Endpoint{}, err
+	}
 	o.fill()
 	gid, err := q.pd.device.QueryGID(o.GIDIndex)
 	if err != nil {
@@ -81,6 +84,12 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 // one of both Endpoints unless the options name one. The search for the peer's Ethernet address gives up after 3 seconds, or
 // when ctx ends; if Connect fails, ModifyQP to StateReset and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNoContext
+	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	o.fill()

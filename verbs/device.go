@@ -26,6 +26,9 @@ type EngineOptions = driver.Options
 // NewDevice opens a device on any link. The device owns the link from then on. With the links of
 // package link/mem programs can test their verbs code in one process, without root and without a network.
 func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
+	if l == nil {
+		return nil, fmt.Errorf("device: %w: link is nil", ErrInvalid)
+	}
 	d, err := driver.Open(l, o)
 	if err != nil {
 		return nil, err
@@ -33,8 +36,19 @@ func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
 	return &Device{driver: d}, nil
 }
 
+// check tells a device that was opened from nil and from a zero value.
+func (d *Device) check() error {
+	if d == nil || d.driver == nil {
+		return fmt.Errorf("device: %w: nil, or not made by OpenDevice or NewDevice", ErrInvalid)
+	}
+	return nil
+}
+
 // Close closes the device. It fails with ErrInUse while objects exist.
 func (d *Device) Close() error {
+	if err := d.check(); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.domains > 0 {
@@ -78,6 +92,9 @@ type PortAttr struct {
 
 // QueryPort describes the device's one port as it is now.
 func (d *Device) QueryPort() (PortAttr, error) {
+	if err := d.check(); err != nil {
+		return PortAttr{}, err
+	}
 	gids, err := d.driver.GIDs()
 	if err != nil {
 		return PortAttr{}, err
@@ -97,14 +114,29 @@ func (d *Device) QueryPort() (PortAttr, error) {
 }
 
 // CheckPathMTU says whether the device carries a path MTU now; ErrPathMTU comes with both numbers.
-func (d *Device) CheckPathMTU(m MTU) error { return d.driver.CheckPathMTU(m) }
+func (d *Device) CheckPathMTU(m MTU) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.driver.CheckPathMTU(m)
+}
 
 // QueryGID returns an entry of the GID table: the addresses that the network device has right now.
-func (d *Device) QueryGID(index int) (GID, error) { return d.driver.GID(index) }
+func (d *Device) QueryGID(index int) (GID, error) {
+	if err := d.check(); err != nil {
+		return GID{}, err
+	}
+	return d.driver.GID(index)
+}
 
 // QueryGIDTable returns the whole GID table. An index keeps its meaning while its address is there; slots whose address has
 // gone are zero until a new one takes them.
-func (d *Device) QueryGIDTable() ([]GID, error) { return d.driver.GIDs() }
+func (d *Device) QueryGIDTable() ([]GID, error) {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	return d.driver.GIDs()
+}
 
 // Counters are the counts of a device since it was opened.
 type Counters struct {

@@ -9,6 +9,9 @@ import (
 // Explain says in one line what became of a work request of the queue pair: status, peer, packet, what the peer said last,
 // resends used, and for failures the likely cause.
 func (q *QP) Explain(wc WC) string {
+	if err := q.check(); err != nil {
+		return err.Error()
+	}
 	text := fmt.Sprintf("%v of work request %d on QP %v", wc.Status, wc.WRID, wc.QPN)
 	a, av, _ := q.driver.Query()
 	if !av.DGID.IsZero() {
@@ -37,6 +40,9 @@ func rnrLimit(retries uint8) string {
 // Failure is the completion that brought the queue pair into StateError; its Status is WCSuccess if nothing did, or if
 // the program did so itself.
 func (q *QP) Failure() WC {
+	if q.check() != nil {
+		return WC{}
+	}
 	_, _, wc := q.driver.Query()
 	return wc
 }

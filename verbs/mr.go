@@ -41,6 +41,9 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 
 // Dereg ends the registration. When it returns, no byte of the buffer is read or written any more.
 func (m *MR) Dereg() error {
+	if err := m.check(); err != nil {
+		return err
+	}
 	if m.dead.Swap(true) {
 		return fmt.Errorf("MR: %w", ErrClosed)
 	}
@@ -51,20 +54,43 @@ func (m *MR) Dereg() error {
 	return nil
 }
 
-// LKey is the key for work requests.
-func (m *MR) LKey() uint32 { return m.region.Key() }
+// check tells a region that was registered from nil and from a zero value.
+func (m *MR) check() error {
+	if m == nil || m.region == nil {
+		return fmt.Errorf("MR: %w: nil, or not made by RegMR", ErrInvalid)
+	}
+	return nil
+}
 
-// RKey is the key for peers.
-func (m *MR) RKey() uint32 { return m.region.Key() }
+// LKey is the key for work requests; 0, which is never valid, for an MR that was not made by RegMR.
+func (m *MR) LKey() uint32 {
+	if m.check() != nil {
+		return 0
+	}
+	return m.region.Key()
+}
+
+// RKey is the key for peers; see LKey.
+func (m *MR) RKey() uint32 { return m.LKey() }
 
 // Addr is the address of the first byte.
-func (m *MR) Addr() uint64 { return m.region.Address() }
+func (m *MR) Addr() uint64 {
+	if m.check() != nil {
+		return 0
+	}
+	return m.region.Address()
+}
 
 // Length is the length in bytes.
-func (m *MR) Length() int { return len(m.buffer) }
+func (m *MR) Length() int { return len(m.Bytes()) }
 
 // Bytes is the registered buffer.
-func (m *MR) Bytes() []byte { return m.buffer }
+func (m *MR) Bytes() []byte {
+	if m == nil {
+		return nil
+	}
+	return m.buffer
+}
 
 // SGE makes a scatter/gather element of length bytes at offset of the region. It does not check the range: a wrong one
 // completes with WCLocProtErr like any other, and a length that no message can have is refused by the post.
@@ -92,6 +118,9 @@ type RemoteMemory struct {
 // peer's RDMA WRITE without a completion: if the word is the last of the message, everything before it is
 // there once the word has changed.
 func (m *MR) LoadUint64(offset int) (uint64, error) {
+	if err := m.check(); err != nil {
+		return 0, err
+	}
 	if offset < 0 {
 		return 0, fmt.Errorf("MR: %w: offset %d", ErrInvalid, offset)
 	}

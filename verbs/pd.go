@@ -19,6 +19,9 @@ type PD struct {
 
 // AllocPD makes a protection domain.
 func (d *Device) AllocPD() (*PD, error) {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -30,6 +33,9 @@ func (d *Device) AllocPD() (*PD, error) {
 
 // Dealloc destroys the protection domain. It fails with ErrInUse while regions or queue pairs of it exist.
 func (p *PD) Dealloc() error {
+	if err := p.check(); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dead {
@@ -45,9 +51,17 @@ func (p *PD) Dealloc() error {
 	return nil
 }
 
+// check tells a protection domain that was allocated from nil and from a zero value.
+func (p *PD) check() error {
+	if p == nil || p.device == nil {
+		return fmt.Errorf("PD: %w: nil, or not made by AllocPD", ErrInvalid)
+	}
+	return nil
+}
+
 func (p *PD) enter() error {
-	if p == nil {
-		return fmt.Errorf("PD: %w: nil", ErrInvalid)
+	if err := p.check(); err != nil {
+		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

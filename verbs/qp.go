@@ -62,8 +62,10 @@ type QP struct {
 
 // CreateQP makes a queue pair in state RESET.
 func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
-	if a.SendCQ == nil || a.RecvCQ == nil {
-		return nil, fmt.Errorf("QP: %w: SendCQ and RecvCQ must be set", ErrInvalid)
+	for _, cq := range []*CQ{a.SendCQ, a.RecvCQ} {
+		if err := cq.check(); err != nil {
+			return nil, fmt.Errorf("QP: SendCQ and RecvCQ: %w", err)
+		}
 	}
 	if err := p.enter(); err != nil {
 		return nil, err
@@ -81,14 +83,35 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	return &QP{pd: p, driver: q, psn: PSN(rand.Uint32()) & roce.PSNMask}, nil
 }
 
-// QPN is the number of the queue pair.
-func (q *QP) QPN() QPN { return q.driver.Number() }
+// check tells a queue pair that was created from nil and from a zero value.
+func (q *QP) check() error {
+	if q == nil || q.driver == nil {
+		return fmt.Errorf("QP: %w: nil, or not made by CreateQP", ErrInvalid)
+	}
+	return nil
+}
+
+// QPN is the number of the queue pair; 0, which no queue pair has, if it was not made by CreateQP.
+func (q *QP) QPN() QPN {
+	if q.check() != nil {
+		return 0
+	}
+	return q.driver.Number()
+}
 
 // State is the state of the queue pair.
-func (q *QP) State() QPState { return q.driver.State() }
+func (q *QP) State() QPState {
+	if q.check() != nil {
+		return StateReset
+	}
+	return q.driver.State()
+}
 
 // Cap returns the capacities.
 func (q *QP) Cap() QPCap {
+	if q.check() != nil {
+		return QPCap{}
+	}
 	c := q.driver.Config()
 	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE}
 }
@@ -96,12 +119,18 @@ func (q *QP) Cap() QPCap {
 // PostSend posts requests in order. It stops at the first one that is refused and returns a *PostError with its index;
 // the ones before it stay posted. The requests are copied, the memory they name is the engine's until they complete.
 func (q *QP) PostSend(wrs ...SendWR) error {
+	if err := q.check(); err != nil {
+		return postError(0, err)
+	}
 	posted, err := q.driver.PostSend(wrs)
 	return postError(posted, err)
 }
 
 // PostRecv posts receives in order; see PostSend.
 func (q *QP) PostRecv(wrs ...RecvWR) error {
+	if err := q.check(); err != nil {
+		return postError(0, err)
+	}
 	posted, err := q.driver.PostRecv(wrs)
 	return postError(posted, err)
 }
@@ -137,6 +166,12 @@ func (q *QP) ModifyQP(a QPAttr, mask QPAttrMask) error {
 
 // ModifyQPContext is ModifyQP with a context that bounds the search for the peer.
 func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNoContext
+	}
 	if mask&QPAccessFlags != 0 && a.AccessFlags&AccessRemoteAtomic != 0 {
 		return fmt.Errorf("%w: remote atomics", ErrNotSupported)
 	}
@@ -150,6 +185,9 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 
 // QueryQP returns the attributes as they are now.
 func (q *QP) QueryQP() QPAttr {
+	if q.check() != nil {
+		return QPAttr{}
+	}
 	a, av, _ := q.driver.Query()
 	return QPAttr{
 		State: a.State, CurState: a.CurrentState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
@@ -162,6 +200,9 @@ func (q *QP) QueryQP() QPAttr {
 // Destroy destroys the queue pair. Requests in its queues get no completion any more; when it returns, the engine touches
 // none of their buffers.
 func (q *QP) Destroy() error {
+	if err := q.check(); err != nil {
+		return err
+	}
 	if err := q.driver.Close(); err != nil {
 		return err
 	}
@@ -171,4 +212,9 @@ func (q *QP) Destroy() error {
 
 // Outstanding is how many posted send requests are not complete: 0 means that the engine needs none of their buffers
 // any more, those of requests that asked for no completion included.
-func (q *QP) Outstanding() int { return q.driver.Outstanding() }
+func (q *QP) Outstanding() int {
+	if q.check() != nil {
+		return 0
+	}
+	return q.driver.Outstanding()
+}

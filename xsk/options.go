@@ -39,7 +39,7 @@ const (
 	DefaultChunkSize      = 4096
 	DefaultReceiveFrames  = 1024
 	DefaultTransmitFrames = 512
-	DefaultBindTimeout    = time.Second
+	DefaultBindTimeout    = 2 * time.Second // a busy machine was seen to take more than one to free a queue
 )
 
 const (
@@ -95,7 +95,7 @@ type Options struct {
 	// system's default (net.core.wmem_default) stays.
 	SendBuffer int
 	// BindTimeout is how long Open tries again while the queue is taken: after a
-	// close the kernel needs a while until the queue is free. Default 1 s; negative:
+	// close the kernel needs a while until the queue is free. Default 2 s; negative:
 	// one attempt.
 	BindTimeout time.Duration
 

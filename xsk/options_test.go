@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -21,7 +20,7 @@ func TestOptionsDefaults(t *testing.T) {
 	}, info)
 	require.Equal(t, 512, options.TransmitBudget)
 	require.Equal(t, 4<<20, options.SendBuffer)
-	require.Equal(t, time.Second, options.BindTimeout)
+	require.Equal(t, DefaultBindTimeout, options.BindTimeout)
 	require.Equal(t, 4096, info.TransmitFrameSize())
 	require.Equal(t, 512, info.TransmitBuffers())
 

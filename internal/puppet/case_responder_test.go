@@ -394,3 +394,29 @@ func TestReadyToReceive(t *testing.T) {
 	require.Equal(t, verbs.StateRTR, end.QP.State())
 	require.Equal(t, map[string]uint64{"qp_state": 4}, drops(end))
 }
+
+// TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was dropped, so
+// the NAK is for that: otherwise only a timeout would tell.
+func TestOrderChangedOnTheWay(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{})
+	end := stage.NewEnd(puppet.EndOptions{})
+	p := stage.NewPuppet()
+	p.Connect(end)
+	packet := func(psn roce.PSN) puppet.Packet {
+		return puppet.Packet{
+			Opcode: roce.RCWriteOnly, PSN: psn, RETH: end.RETH(4*int(psn-100), 4), Payload: []byte{1, 2, 3, byte(psn)}, AckRequest: true,
+		}
+	}
+	behind := bytes.Clone(end.Bytes(4, 4))
+	p.Send(packet(101), packet(100))
+	p.ExpectNAK(101, roce.SyndromeNAKSequence)
+	require.Equal(t, []byte{1, 2, 3, 100}, end.Bytes(0, 4))
+	require.Equal(t, behind, end.Bytes(4, 4))
+	p.Send(packet(101))
+	p.ExpectAck(101, 2)
+
+	// A duplicate of what is there already does not make a NAK for what was never sent.
+	p.Send(packet(103), packet(102), packet(103))
+	p.ExpectAck(103, 4)
+	p.ExpectNothing(time.Second)
+}

@@ -121,6 +121,9 @@ func (q *receives) Take(wr *queue.RecvWR) (found, valid bool) {
 	return true, valid
 }
 
+// Waiting implements transport.ReceiveQueue.
+func (q *receives) Waiting() int { return q.posted.Available(q.posted.Capacity()) }
+
 // Number is the QP's number.
 func (q *QP) Number() roce.QPN { return q.number }
 

@@ -26,6 +26,8 @@ type noReceives struct{}
 
 func (noReceives) Take(*queue.RecvWR) (found, valid bool) { return false, false }
 
+func (noReceives) Waiting() int { return 0 }
+
 // fullCQ has no room.
 type fullCQ struct{}
 

@@ -303,7 +303,7 @@ func (q *QP) flush() {
 	for r.head < r.tail {
 		q.completeSend(r.work(r.head), queue.WCWRFlushErr)
 	}
-	for q.config.Send.Available(0) > 0 {
+	for left := q.config.Send.Available(q.config.Send.Capacity()); left > 0; left-- {
 		w := r.work(r.tail)
 		q.config.Send.ReadSend(0, &w.wr)
 		w.length = 0

@@ -21,6 +21,8 @@ type ReceiveQueue interface {
 	// Take copies the oldest request into wr, whose SGList has the capacity for the largest list, and
 	// removes it. found is false if there is none, valid is false if the request makes no sense.
 	Take(wr *queue.RecvWR) (found, valid bool)
+	// Waiting is how many requests there are to take.
+	Waiting() int
 }
 
 // Config is what a queue pair is made of; none of it changes later.

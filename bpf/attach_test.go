@@ -343,7 +343,7 @@ func TestExplain(t *testing.T) {
 		{unix.EACCES, ErrNotSupported, "Linux 5.18 or later"},
 		{unix.ENOSYS, ErrNotSupported, "Linux 5.18 or later"},
 		{unix.EPERM, ErrPermission, "permission denied"},
-		{unix.EMFILE, unix.EMFILE, ""},
+		{unix.ENFILE, unix.ENFILE, ""},
 		{unix.ENOMEM, unix.ENOMEM, ""},
 	} {
 		err := explainLoad("load it", fmt.Errorf("wrapped: %w", test.errno))
@@ -356,6 +356,10 @@ func TestExplain(t *testing.T) {
 		}
 		requireContains(t, err.Error(), test.text)
 	}
+
+	err := explainLoad("load it", fmt.Errorf("wrapped: %w", unix.EMFILE))
+	require.ErrorIs(t, err, unix.EMFILE)
+	requireContains(t, err.Error(), "up to 16 descriptors")
 
 	device := &net.Interface{Name: "nic", Index: 7, MTU: 9000}
 	for _, test := range []struct {

@@ -21,6 +21,9 @@ func Load(options Options) (*Program, error) {
 	if err := options.validate(); err != nil {
 		return nil, fmt.Errorf("load XDP program: %w", err)
 	}
+	if err := checkDescriptors(); err != nil {
+		return nil, explainLoad("load XDP program", err)
+	}
 	specs, err := newSpecs()
 	if err != nil {
 		return nil, err
@@ -72,8 +75,32 @@ func newSpecs() (specs, error) {
 	return specs{plain: plain, frags: frags}, nil
 }
 
+// loadDescriptors is more than Load has open at once: five maps, two programs, type information, and what the library
+// opens to find out what the kernel can do.
+const loadDescriptors = 16
+
+// checkDescriptors looks for room before the library does: it takes a probe that failed for want of a descriptor for a
+// feature that the kernel lacks, and keeps that answer for the life of the process.
+func checkDescriptors() (err error) {
+	var held [loadDescriptors]int
+	n := 0
+	for ; err == nil && n < len(held); n++ {
+		held[n], err = unix.Eventfd(0, unix.EFD_CLOEXEC)
+	}
+	if err != nil {
+		n--
+	}
+	for _, fd := range held[:n] {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return err
+}
+
 func explainLoad(operation string, err error) error {
 	switch {
+	case errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("%s: needs up to %d descriptors: %w: raise the limit (ulimit -n)",
+			operation, loadDescriptors, unix.EMFILE)
 	case errors.Is(err, unix.EPERM):
 		// The library's text speaks of MEMLOCK, which does not limit BPF since Linux 5.11.
 		return &PermissionError{Operation: operation, Missing: missingCapabilities(), Err: unix.EPERM}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 
 	"github.com/xroce/xroce/internal/jsonline"
@@ -47,17 +46,6 @@ func (o *ConnectOptions) fill() {
 	o.MinRNRTimer = cmp.Or(o.MinRNRTimer, 12)
 }
 
-// firstPSN returns the PSN that the queue pair starts with. Every life gets another one: what is left of the last one on
-// the network must not fit into the next.
-func (q *QP) firstPSN() PSN {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.psnUsed && q.State() == StateReset {
-		q.psn, q.psnUsed = PSN(rand.Uint32())&roce.PSNMask, false
-	}
-	return q.psn
-}
-
 // Endpoint describes this end for Connect at the other one.
 func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if err := q.check(); err != nil {
@@ -76,7 +64,7 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if o.PathMTU != 0 {
 		mtu = o.PathMTU
 	}
-	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: q.firstPSN(), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
+	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
 }
 
 // Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
@@ -136,9 +124,6 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 			return fmt.Errorf("connect to QP %v at %v: %w", remote.QPN, remote.Address, err)
 		}
 	}
-	q.mu.Lock()
-	q.psnUsed = true
-	q.mu.Unlock()
 	return nil
 }
 

@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xroce/xroce/roce"
@@ -55,10 +55,11 @@ type QP struct {
 	pd     *PD
 	driver *driver.QP
 
-	mu      sync.Mutex
-	psn     PSN // the first one that Connect sends
-	psnUsed bool
+	psn atomic.Uint32 // the first one that Connect sends
 }
+
+// drawPSN chooses the PSN that the next life starts with: what is left of the last one on the network must not fit.
+func (q *QP) drawPSN() { q.psn.Store(rand.Uint32() & uint32(roce.PSNMask)) }
 
 // CreateQP makes a queue pair in state RESET.
 func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
@@ -80,7 +81,9 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		p.leave()
 		return nil, err
 	}
-	return &QP{pd: p, driver: q, psn: PSN(rand.Uint32()) & roce.PSNMask}, nil
+	qp := &QP{pd: p, driver: q}
+	qp.drawPSN()
+	return qp, nil
 }
 
 // check tells a queue pair that was created from nil and from a zero value.
@@ -175,12 +178,16 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 	if mask&QPAccessFlags != 0 && a.AccessFlags&AccessRemoteAtomic != 0 {
 		return fmt.Errorf("%w: remote atomics", ErrNotSupported)
 	}
-	return q.driver.Modify(ctx, &transport.Attributes{
+	err := q.driver.Modify(ctx, &transport.Attributes{
 		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
 		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
 		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
 	}, &a.AH, mask)
+	if err == nil && mask&QPStateMask != 0 && a.State == StateReset {
+		q.drawPSN()
+	}
+	return err
 }
 
 // QueryQP returns the attributes as they are now.

@@ -1,10 +1,10 @@
 package driver
 
 // The background goroutine of a shard makes progress while the application does not: it receives, acknowledges and
-// retransmits. While somebody polls or leads it stays away from the socket, because a second thread in poll(2) on it
-// costs a poller 30 % and its tail (p99 5 us to 56..108 us). Polling renews a lease, a counter that every poll
-// increments: if it stands still for a watch interval, the background takes over, and hands back as soon as it moves.
-// Idle costs no CPU: with nobody polling it sleeps in poll(2) until a frame, a doorbell or the next deadline.
+// retransmits. While somebody polls all the time or leads it stays away from the socket, because a second thread in
+// poll(2) on it costs a poller 30 % and its tail (p99 5 us to 56..108 us). Every poll increments a counter, and the rate
+// at which it grows is the lease: a program that looks into its CQ now and then does not hold it. Idle costs no CPU:
+// with nobody polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline.
 
 import (
 	"math"
@@ -16,11 +16,17 @@ import (
 )
 
 const (
-	// watchInterval is how often the background looks whether the lease was renewed; a shard goes without progress
-	// for at most two of them after its last poller went away. Looking takes a poller's CPU for a moment: every 2 ms
-	// is often enough to show in the 99th percentile of round trips of 8 us, every 10 ms is not, and both are far
-	// below the usual ACK timeout of 67 ms.
-	watchInterval = 10 * time.Millisecond
+	// watchInterval is how long the background leaves a shard to its poller before it samples the rate again. Looking
+	// takes a poller's CPU for a moment: every 2 ms was often enough to show in the 99th percentile of round trips of
+	// 8 us, every 5 ms is not.
+	watchInterval = 5 * time.Millisecond
+	// sampleInterval is how long the rate is sampled; the runtime's timers are no finer. So a shard goes without
+	// progress for watchInterval and sampleInterval after a poller has stopped, and for sampleInterval after a blocked
+	// wait or a single poll, far less than the usual ACK timeout of 67 ms.
+	sampleInterval = time.Millisecond
+	// leasePolls is how many polls in a sample hold the lease: one in 60 us, the time that waking another thread
+	// takes twice.
+	leasePolls = 16
 	// backgroundTurns is how long the background drives before it looks around; not measured.
 	backgroundTurns = 64
 )
@@ -28,6 +34,7 @@ const (
 type background struct {
 	waiter   *waiter
 	alarm    *time.Timer
+	polls    uint64 // of the shard at the end of the last sample
 	quit     atomic.Bool
 	resting  atomic.Bool // sleeping without a limit because somebody leads
 	finished sync.WaitGroup
@@ -68,17 +75,16 @@ func (b *background) endRest() {
 }
 
 func (s *Shard) runBackground(b *background) {
-	polls := s.polls.Load()
 	for !b.quit.Load() {
 		if s.sleep.waiters.Load() > 0 {
 			b.rest(s)
-			polls = s.polls.Load()
-			b.watch()
 			continue
 		}
-		if now := s.polls.Load(); now != polls {
-			polls = now
-			b.watch()
+		if b.leased(s) {
+			b.pause(watchInterval)
+			continue
+		}
+		if s.sleep.waiters.Load() > 0 {
 			continue
 		}
 		s.drive(backgroundTurns)
@@ -90,6 +96,17 @@ func (s *Shard) runBackground(b *background) {
 	}
 }
 
+// leased says whether somebody polls the shard all the time.
+func (b *background) leased(s *Shard) bool {
+	before := s.polls.Load()
+	if before == b.polls {
+		return false
+	}
+	b.pause(sampleInterval)
+	b.polls = s.polls.Load()
+	return b.polls-before >= leasePolls
+}
+
 // rest sleeps until the last blocked wait on the shard has ended.
 func (b *background) rest(s *Shard) {
 	b.resting.Store(true)
@@ -99,13 +116,13 @@ func (b *background) rest(s *Shard) {
 	b.resting.Store(false)
 }
 
-// watch lets a watch interval pass. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
+// pause lets time pass. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
 // runtime's monitor awake, which takes a poller's CPU every 100 us or so (the 90th percentile of round trips doubled).
-func (b *background) watch() {
+func (b *background) pause(d time.Duration) {
 	if b.quit.Load() {
 		return
 	}
-	b.alarm.Reset(watchInterval)
+	b.alarm.Reset(d)
 	b.waiter.parkFor(b.alarm.C)
 }
 

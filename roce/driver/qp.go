@@ -124,6 +124,9 @@ func (q *receives) Take(wr *queue.RecvWR) (found, valid bool) {
 // Waiting implements transport.ReceiveQueue.
 func (q *receives) Waiting() int { return q.posted.Available(q.posted.Capacity()) }
 
+// Discard implements transport.ReceiveQueue.
+func (q *receives) Discard() { q.posted.Discard() }
+
 // Number is the QP's number.
 func (q *QP) Number() roce.QPN { return q.number }
 
@@ -187,7 +190,10 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if mask&transport.MaskState != 0 && (a.State == transport.StateSQD || a.State == transport.StateSQE) {
 		return fmt.Errorf("%w: QP state %v", ErrNotSupported, a.State)
 	}
-	if err := q.checkModify(a, mask); err != nil {
+	q.control.Lock()
+	err := q.checkModify(a, mask)
+	q.control.Unlock()
+	if err != nil {
 		return err
 	}
 	if mask&transport.MaskPathMTU != 0 {
@@ -224,6 +230,7 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	return nil
 }
 
+// checkModify says whether the QP is in a state for the change. The caller holds control, so that the QP stays at its home.
 func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) error {
 	if q.closed.Load() {
 		return q.closedError()

@@ -184,3 +184,10 @@ func (c *Consumer) Release(n int) {
 	c.next += uint32(n)
 	c.consumer.Store(c.next)
 }
+
+// Discard gives all published slots back to the producer without a look at them.
+func (c *Consumer) Discard() {
+	c.produced = c.ring.producer.Load()
+	c.next = c.produced
+	c.consumer.Store(c.next)
+}

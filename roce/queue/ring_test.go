@@ -245,3 +245,23 @@ func TestLayouts(t *testing.T) {
 	_, err = NewProducer(make([]byte, l.Size()+8)[1:], l)
 	require.ErrorContains(t, err, "aligned")
 }
+
+// TestDiscard: all that is published is given back at once, also what a peer claims with a wild index.
+func TestDiscard(t *testing.T) {
+	layout := RecvLayout(8, 1)
+	memory := make([]byte, layout.Size())
+	producer, err := NewProducer(memory, layout)
+	require.NoError(t, err)
+	consumer, err := NewConsumer(memory, layout)
+	require.NoError(t, err)
+	producer.Publish(5)
+	require.Equal(t, 5, consumer.Available(0))
+	consumer.Discard()
+	require.Zero(t, consumer.Available(0))
+	require.Equal(t, 8, producer.Free())
+
+	producer.producer.Store(50_000_000)
+	consumer.Discard()
+	require.Zero(t, consumer.Available(0))
+	require.EqualValues(t, 50_000_000, producer.consumer.Load())
+}

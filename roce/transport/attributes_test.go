@@ -27,6 +27,7 @@ type noReceives struct{}
 func (noReceives) Take(*queue.RecvWR) (found, valid bool) { return false, false }
 
 func (noReceives) Waiting() int { return 0 }
+func (noReceives) Discard()     {}
 
 // fullCQ has no room.
 type fullCQ struct{}

@@ -23,6 +23,8 @@ type ReceiveQueue interface {
 	Take(wr *queue.RecvWR) (found, valid bool)
 	// Waiting is how many requests there are to take.
 	Waiting() int
+	// Discard drops all requests, because the QP goes to RESET.
+	Discard()
 }
 
 // Config is what a queue pair is made of; none of it changes later.

@@ -80,7 +80,7 @@ func (r *requester) start(maxRDAtomic uint8) {
 }
 
 func (r *requester) reset(config *Config) {
-	config.Send.Release(config.Send.Available(config.Send.Capacity()))
+	config.Send.Discard()
 	*r = requester{works: r.works}
 }
 

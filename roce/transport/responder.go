@@ -95,11 +95,7 @@ func (r *responder) start(maxDestRDAtomic uint8) {
 }
 
 func (r *responder) reset(config *Config) {
-	for {
-		if found, _ := config.Receive.Take(&r.receive); !found {
-			break
-		}
-	}
+	config.Receive.Discard()
 	*r = responder{receive: queue.RecvWR{SGList: r.receive.SGList[:0]}}
 }
 

@@ -1,0 +1,85 @@
+package verbs_test
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// toRTS brings a queue pair from RESET to RTS by the three transitions.
+func toRTS(q *verbs.QP, gid verbs.GID, remote verbs.QPN, local, expected verbs.PSN) error {
+	attr := verbs.QPAttr{
+		PortNum: 1, AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite, PathMTU: verbs.MTU1024,
+		DestQPN: remote, RQPSN: expected, SQPSN: local, AH: verbs.AHAttr{DGID: gid},
+		MaxDestRDAtomic: 4, MaxRDAtomic: 4, MinRNRTimer: 12, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+	}
+	for _, step := range []struct {
+		state verbs.QPState
+		mask  verbs.QPAttrMask
+	}{
+		{verbs.StateInit, verbs.QPPKeyIndex | verbs.QPPort | verbs.QPAccessFlags},
+		{verbs.StateRTR, verbs.QPAV | verbs.QPPathMTU | verbs.QPDestQPN | verbs.QPRQPSN | verbs.QPMaxDestRDAtomic | verbs.QPMinRNRTimer},
+		{verbs.StateRTS, verbs.QPSQPSN | verbs.QPTimeout | verbs.QPRetryCnt | verbs.QPRNRRetry | verbs.QPMaxQPRDAtomic},
+	} {
+		attr.State = step.state
+		if err := q.ModifyQP(attr, verbs.QPStateMask|step.mask); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestModifyRace: several goroutines change one queue pair, which moves between shards; the race detector looks on.
+func TestModifyRace(t *testing.T) {
+	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{Queues: 3})
+	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
+	gid, err := b.device.QueryGID(0)
+	require.NoError(t, err)
+	end := time.Now().Add(time.Second)
+	var g sync.WaitGroup
+	for i := range 3 {
+		g.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 1))
+			for time.Now().Before(end) {
+				switch r.IntN(4) {
+				case 0:
+					_ = a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask)
+				case 1:
+					_ = a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask)
+				default:
+					_ = toRTS(a.qp, gid, b.qp.QPN()+verbs.QPN(r.IntN(3)), 0, 0) // another home
+				}
+			}
+		})
+	}
+	g.Wait()
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, toRTS(a.qp, gid, b.qp.QPN(), 0, 0))
+	require.Equal(t, verbs.StateRTS, a.qp.State())
+}
+
+// TestPSNOfEveryLife: a queue pair starts each life with another PSN, also for programs that take it from the
+// Endpoint and make the transitions themselves.
+func TestPSNOfEveryLife(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	gid, err := b.device.QueryGID(0)
+	require.NoError(t, err)
+	seen := map[verbs.PSN]bool{}
+	for range 3 {
+		require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		local, err := a.qp.Endpoint(verbs.ConnectOptions{})
+		require.NoError(t, err)
+		require.NoError(t, toRTS(a.qp, gid, b.qp.QPN(), local.PSN, 7))
+		again, err := a.qp.Endpoint(verbs.ConnectOptions{})
+		require.NoError(t, err)
+		require.Equal(t, local.PSN, again.PSN)
+		seen[local.PSN] = true
+	}
+	require.Len(t, seen, 3)
+}

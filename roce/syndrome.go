@@ -88,3 +88,20 @@ func AckTimeout(code uint8) time.Duration {
 	}
 	return 4096 * time.Nanosecond << min(code, 31)
 }
+
+// The credits of the 31 codes (credit_table in drivers/infiniband/sw/rdmavt/rc.c); the last code means "no credits".
+var creditCounts = [31]uint32{
+	0, 1, 2, 3, 4, 6, 8, 12,
+	16, 24, 32, 48, 64, 96, 128, 192,
+	256, 384, 512, 768, 1024, 1536, 2048, 3072,
+	4096, 6144, 8192, 12288, 16384, 24576, 32768,
+}
+
+// Credits returns how many receives a responder has posted, by the code of 5 bits in an ACK. For code 31, which means that it
+// does not say, it is 0.
+func Credits(code uint8) uint32 {
+	if int(code) < len(creditCounts) {
+		return creditCounts[code]
+	}
+	return 0
+}

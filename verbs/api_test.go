@@ -169,10 +169,10 @@ func TestInUse(t *testing.T) {
 // TestNotSupported: what is not there says so at once.
 func TestNotSupported(t *testing.T) {
 	a, _ := pair(t, mem.Options{})
-	_, err := a.pd.RegMR(make([]byte, 8), allAccess|verbs.AccessRemoteAtomic)
+	_, err := a.pd.RegMR(make([]byte, 8), allAccess|verbs.AccessFlushPersistent)
 	require.ErrorIs(t, err, verbs.ErrNotSupported)
-	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{State: 4}, verbs.QPStateMask), verbs.ErrNotSupported)
+	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{State: 5}, verbs.QPStateMask), verbs.ErrNotSupported)
 	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, QPType: 4})
 	require.ErrorIs(t, err, verbs.ErrNotSupported)
-	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: 5}), verbs.ErrOpcode)
+	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: 10}), verbs.ErrOpcode)
 }

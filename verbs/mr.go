@@ -1,33 +1,45 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"github.com/xroce/xroce/roce/memory"
 )
 
-// MR is a registered memory region.
+// MR is a registered memory region. All methods may be called concurrently.
 type MR struct {
-	pd     *PD
-	region *memory.Region
-	buffer []byte
-	dead   atomic.Bool
+	view atomic.Pointer[mrView]
+
+	mu         sync.Mutex // guards changes
+	pd         *PD
+	allocation *memory.Allocation // of fast registrations; nil for a region of RegMR
+	dead       bool
+}
+
+// mrView is what an MR is at a moment.
+type mrView struct {
+	region  *memory.Region // nil for fast registrations
+	key     uint32
+	address uint64
+	buffer  []byte
 }
 
 // RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its
-// virtual address. The buffer stays reachable until Dereg; what access permits to peers may happen at any time
-// until then, so the program synchronises with them by completions or with LoadUint64.
+// virtual address, or from 0 on with AccessZeroBased. The buffer stays reachable until Dereg; what access permits to peers
+// may happen at any time until then, so the program synchronises with them by completions or with LoadUint64. Nothing is
+// locked into memory: RLIMIT_MEMLOCK does not matter.
 func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
 	return p.RegMRIova(buffer, memory.BufferAddress(buffer), access)
 }
 
 // RegMRIova is RegMR with another address for the first byte; 0 makes addresses offsets into the buffer.
 func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, error) {
-	if access&AccessRemoteAtomic != 0 {
-		return nil, fmt.Errorf("%w: remote atomics", ErrNotSupported)
-	}
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
@@ -36,38 +48,138 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 		p.leave()
 		return nil, err
 	}
-	return &MR{pd: p, region: region, buffer: buffer}, nil
+	m := &MR{pd: p}
+	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
+	runtime.AddCleanup(m, warnLeak, leak{p.device.Name(), region})
+	return m, nil
 }
 
-// Dereg ends the registration. When it returns, no byte of the buffer is read or written any more.
+type leak struct {
+	device string
+	region *memory.Region
+}
+
+// warnLeak tells of a region that nobody can deregister any more. Its buffer stays registered, and valid, until the device
+// is closed.
+func warnLeak(l leak) {
+	if !l.region.Dead() {
+		slog.Warn("xroce: memory region dropped without Dereg", "device", l.device,
+			"key", fmt.Sprintf("%#x", l.region.Key()), "bytes", l.region.Length())
+	}
+}
+
+// MRChange is what Rereg changes; the zero value changes nothing.
+type MRChange struct {
+	PD     *PD
+	Buffer []byte
+	Iova   *uint64 // address of Buffer's first byte; its virtual address by default
+	Access *AccessFlags
+}
+
+// Rereg changes a region of RegMR; its keys stay. When it returns, no access is under way that only the old region
+// permitted. After an error the region is as it was.
+func (m *MR) Rereg(c MRChange) error {
+	if err := m.check(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.dead:
+		return fmt.Errorf("MR: %w", ErrClosed)
+	case m.allocation != nil:
+		return fmt.Errorf("MR: %w: a region for fast registration is changed by work requests", ErrInvalid)
+	case c.Iova != nil && c.Buffer == nil:
+		return fmt.Errorf("MR: %w: an address without a buffer", ErrInvalid)
+	}
+	old := m.view.Load()
+	change := memory.Reregistration{Buffer: c.Buffer, Access: c.Access}
+	if c.Buffer != nil {
+		change.Address = memory.BufferAddress(c.Buffer)
+	}
+	if c.Iova != nil {
+		change.Address = *c.Iova
+	}
+	pd := m.pd
+	if c.PD != nil && c.PD != m.pd {
+		if err := c.PD.check(); err != nil {
+			return err
+		}
+		if c.PD.device != m.pd.device {
+			return fmt.Errorf("MR: %w: the PD belongs to another device", ErrInvalid)
+		}
+		if err := c.PD.enter(); err != nil {
+			return err
+		}
+		pd, change.Domain = c.PD, &c.PD.domain
+	}
+	region, err := pd.device.driver.Memory().Reregister(old.region, change)
+	if err != nil {
+		if pd != m.pd {
+			pd.leave()
+		}
+		return inUse("MR", err)
+	}
+	if pd != m.pd {
+		m.pd.leave()
+		m.pd = pd
+	}
+	buffer := old.buffer
+	if c.Buffer != nil {
+		buffer = c.Buffer
+	}
+	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
+	runtime.AddCleanup(m, warnLeak, leak{pd.device.Name(), region})
+	return nil
+}
+
+// inUse gives errors about bound windows the name that all objects in use have.
+func inUse(what string, err error) error {
+	if errors.Is(err, memory.ErrBound) {
+		return fmt.Errorf("%s: %w: %w", what, ErrInUse, err)
+	}
+	return err
+}
+
+// Dereg ends the registration. When it returns, no byte of the buffer is read or written any more. It fails with ErrInUse
+// while windows are bound to the region.
 func (m *MR) Dereg() error {
 	if err := m.check(); err != nil {
 		return err
 	}
-	if m.dead.Swap(true) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
 		return fmt.Errorf("MR: %w", ErrClosed)
 	}
-	if err := m.pd.device.driver.Memory().Deregister(m.region); err != nil {
-		return err
+	var err error
+	if m.allocation != nil {
+		err = m.allocation.Free()
+	} else {
+		err = m.pd.device.driver.Memory().Deregister(m.view.Load().region)
 	}
+	if err != nil {
+		return inUse("MR", err)
+	}
+	m.dead = true
 	m.pd.leave()
 	return nil
 }
 
 // check tells a region that was registered from nil and from a zero value.
 func (m *MR) check() error {
-	if m == nil || m.region == nil {
-		return fmt.Errorf("MR: %w: nil, or not made by RegMR", ErrInvalid)
+	if m == nil || m.view.Load() == nil {
+		return fmt.Errorf("MR: %w: nil, or not made by RegMR or AllocMR", ErrInvalid)
 	}
 	return nil
 }
 
-// LKey is the key for work requests; 0, which is never valid, for an MR that was not made by RegMR.
+// LKey is the key for work requests; 0, which is never valid, for an MR that was not made by RegMR or AllocMR.
 func (m *MR) LKey() uint32 {
 	if m.check() != nil {
 		return 0
 	}
-	return m.region.Key()
+	return m.view.Load().key
 }
 
 // RKey is the key for peers; see LKey.
@@ -78,7 +190,7 @@ func (m *MR) Addr() uint64 {
 	if m.check() != nil {
 		return 0
 	}
-	return m.region.Address()
+	return m.view.Load().address
 }
 
 // Length is the length in bytes.
@@ -86,10 +198,10 @@ func (m *MR) Length() int { return len(m.Bytes()) }
 
 // Bytes is the registered buffer.
 func (m *MR) Bytes() []byte {
-	if m == nil {
+	if m.check() != nil {
 		return nil
 	}
-	return m.buffer
+	return m.view.Load().buffer
 }
 
 // SGE makes a scatter/gather element of length bytes at offset of the region. It does not check the range: a wrong one
@@ -124,5 +236,11 @@ func (m *MR) LoadUint64(offset int) (uint64, error) {
 	if offset < 0 {
 		return 0, fmt.Errorf("MR: %w: offset %d", ErrInvalid, offset)
 	}
-	return m.region.LoadUint64(uint64(offset))
+	region := m.view.Load().region
+	if region == nil {
+		if region = m.allocation.Region(); region == nil {
+			return 0, fmt.Errorf("MR: %w: key %#x is not registered now", ErrInvalid, m.RKey())
+		}
+	}
+	return region.LoadUint64(uint64(offset))
 }

@@ -29,6 +29,10 @@ type (
 	RecvWR = queue.RecvWR
 	// SGE is a scatter/gather element; MR.SGE makes one.
 	SGE = queue.SGE
+	// FlushRange says what a FLUSH flushes.
+	FlushRange = queue.FlushRange
+	// BindInfo says what a memory window is bound to.
+	BindInfo = queue.Bind
 	// SendFlags modify a SendWR.
 	SendFlags = queue.SendFlags
 	// WROpcode is the operation of a SendWR.
@@ -71,6 +75,14 @@ const (
 	WRSend             = queue.Send
 	WRSendWithImm      = queue.SendWithImmediate
 	WRRDMARead         = queue.RDMARead
+	WRAtomicCmpAndSwp  = queue.CompareSwap
+	WRAtomicFetchAdd   = queue.FetchAdd
+	WRLocalInv         = queue.LocalInvalidate
+	WRBindMW           = queue.BindWindow
+	WRSendWithInv      = queue.SendWithInvalidate
+	WRFlush            = queue.Flush
+	WRAtomicWrite      = queue.AtomicWrite
+	WRRegMR            = queue.RegisterRegion // not in libibverbs: the kernel's fast registration
 )
 
 // Flags of a SendWR.
@@ -78,6 +90,7 @@ const (
 	SendFence     = queue.SendFence
 	SendSignaled  = queue.SendSignaled
 	SendSolicited = queue.SendSolicited
+	SendInline    = queue.SendInline
 )
 
 // Statuses of a WC.
@@ -87,6 +100,7 @@ const (
 	WCLocQPOpErr     = queue.WCLocQPOpErr
 	WCLocProtErr     = queue.WCLocProtErr
 	WCWRFlushErr     = queue.WCWRFlushErr
+	WCMWBindErr      = queue.WCMWBindErr
 	WCBadRespErr     = queue.WCBadRespErr
 	WCLocAccessErr   = queue.WCLocAccessErr
 	WCRemInvReqErr   = queue.WCRemInvReqErr
@@ -103,12 +117,22 @@ const (
 	WCSend            = queue.WCSend
 	WCRDMAWrite       = queue.WCRDMAWrite
 	WCRDMARead        = queue.WCRDMARead
+	WCCompSwap        = queue.WCCompareSwap
+	WCFetchAdd        = queue.WCFetchAdd
+	WCBindMW          = queue.WCBindWindow
+	WCLocalInv        = queue.WCLocalInvalidate
+	WCFlush           = queue.WCFlush
+	WCAtomicWrite     = queue.WCAtomicWrite
+	WCRegMR           = queue.WCRegisterRegion
 	WCRecv            = queue.WCRecv
 	WCRecvRDMAWithImm = queue.WCRecvRDMAWithImmediate
 )
 
-// WCWithImm says that ImmData of a WC is valid.
-const WCWithImm = queue.WCWithImmediate
+// Flags of a WC.
+const (
+	WCWithImm = queue.WCWithImmediate  // ImmData is valid
+	WCWithInv = queue.WCWithInvalidate // InvalidatedRKey is valid
+)
 
 // Rights.
 const (
@@ -116,6 +140,21 @@ const (
 	AccessRemoteWrite  = memory.RemoteWrite
 	AccessRemoteRead   = memory.RemoteRead
 	AccessRemoteAtomic = memory.RemoteAtomic
+	AccessMWBind       = memory.BindWindow
+	AccessZeroBased    = memory.ZeroBased
+	AccessOnDemand     = memory.OnDemand
+	AccessHugeTLB      = memory.HugeTLB
+	AccessFlushGlobal  = memory.FlushGlobal
+	// AccessFlushPersistent is refused for regions: their memory is lost with the power.
+	AccessFlushPersistent = memory.FlushPersistent
+)
+
+// What a FLUSH asks for, see FlushRange.
+const (
+	FlushPlacementGlobal     uint8 = 1 // everybody sees the data
+	FlushPlacementPersistent uint8 = 2 // they survive a power failure
+	FlushSelectRange         uint8 = 0
+	FlushSelectMR            uint8 = 1 // the whole region
 )
 
 // QPTRC is the reliable connection.
@@ -127,6 +166,7 @@ const (
 	StateInit  = transport.StateInit
 	StateRTR   = transport.StateRTR
 	StateRTS   = transport.StateRTS
+	StateSQD   = transport.StateSQD
 	StateError = transport.StateError
 )
 
@@ -134,6 +174,7 @@ const (
 const (
 	QPStateMask       = transport.MaskState
 	QPCurState        = transport.MaskCurrentState
+	QPEnSQDNotify     = transport.MaskEnSQDNotify
 	QPAccessFlags     = transport.MaskAccess
 	QPPKeyIndex       = transport.MaskPKeyIndex
 	QPPort            = transport.MaskPort
@@ -157,6 +198,7 @@ const (
 	MaxCQE      = driver.MaxCQE
 	MaxMsgSize  = queue.MaxMessage
 	MaxRDAtomic = transport.MaxRDAtomic
+	MaxInline   = queue.MaxInline // bytes
 )
 
 // Errors. They come wrapped, with the values that clash; test with errors.Is.
@@ -183,7 +225,9 @@ var (
 	ErrTooManySGEs    = queue.ErrTooManySGEs
 	ErrMessageTooLong = queue.ErrTooLong
 	ErrOpcode         = queue.ErrOpcode  // the operation of a SendWR is not known
-	ErrSendFlags      = queue.ErrFlags   // a SendWR has unknown flags
+	ErrSendFlags      = queue.ErrFlags   // a SendWR has flags that are unknown or do not fit its operation
+	ErrAtomic         = queue.ErrWord    // an atomic needs 8 bytes at both ends, the remote ones aligned
+	ErrInline         = queue.ErrInline  // more inline data than the queue pair was made for
 	ErrAccessFlags    = memory.ErrAccess // access flags do not fit each other
 	ErrEmptyBuffer    = memory.ErrEmptyBuffer
 	ErrAddress        = memory.ErrAddress // the region would reach beyond the end of the address space

@@ -13,7 +13,7 @@ type PD struct {
 	domain memory.Domain
 
 	mu    sync.Mutex
-	users int // regions and queue pairs
+	users int // regions, windows, SRQs and queue pairs
 	dead  bool
 }
 
@@ -31,7 +31,7 @@ func (d *Device) AllocPD() (*PD, error) {
 	return &PD{device: d}, nil
 }
 
-// Dealloc destroys the protection domain. It fails with ErrInUse while regions or queue pairs of it exist.
+// Dealloc destroys the protection domain. It fails with ErrInUse while regions, windows, SRQs or queue pairs of it exist.
 func (p *PD) Dealloc() error {
 	if err := p.check(); err != nil {
 		return err
@@ -42,7 +42,7 @@ func (p *PD) Dealloc() error {
 		return fmt.Errorf("PD: %w", ErrClosed)
 	}
 	if p.users > 0 {
-		return fmt.Errorf("PD: %w by %d regions and queue pairs", ErrInUse, p.users)
+		return fmt.Errorf("PD: %w by %d regions, windows, SRQs and queue pairs", ErrInUse, p.users)
 	}
 	p.dead = true
 	p.device.mu.Lock()

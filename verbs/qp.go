@@ -19,6 +19,7 @@ type QPCap struct {
 	MaxRecvWR  int // requests in the receive queue, 128 by default
 	MaxSendSGE int // elements per request, 1 by default
 	MaxRecvSGE int
+	MaxInline  int // bytes of inline data per request, none by default
 }
 
 // QPInitAttr describes a queue pair to make.
@@ -48,6 +49,10 @@ type QPAttr struct {
 	Timeout         uint8 // local ACK timeout: 4.096 us * 2^Timeout, 0 is never
 	RetryCnt        uint8 // 0..7
 	RNRRetry        uint8 // 0..7, 7 is for ever
+	// EnSQDAsyncNotify asks for EventSQDrained with the transition to StateSQD.
+	EnSQDAsyncNotify bool
+	// SQDraining says that the queue pair is in StateSQD and has not drained yet; ModifyQP ignores it.
+	SQDraining bool
 }
 
 // QP is a queue pair. All methods may be called concurrently.
@@ -75,7 +80,7 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
 		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
 		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
-		SignalAll: a.SQSigAll,
+		MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll,
 	})
 	if err != nil {
 		p.leave()
@@ -116,7 +121,7 @@ func (q *QP) Cap() QPCap {
 		return QPCap{}
 	}
 	c := q.driver.Config()
-	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE}
+	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline}
 }
 
 // PostSend posts requests in order. It stops at the first one that is refused and returns a *PostError with its index;
@@ -175,14 +180,12 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 	if ctx == nil {
 		return errNoContext
 	}
-	if mask&QPAccessFlags != 0 && a.AccessFlags&AccessRemoteAtomic != 0 {
-		return fmt.Errorf("%w: remote atomics", ErrNotSupported)
-	}
 	err := q.driver.Modify(ctx, &transport.Attributes{
 		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
 		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
 		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
+		EnSQDAsyncNotify: a.EnSQDAsyncNotify,
 	}, &a.AH, mask)
 	if err == nil && mask&QPStateMask != 0 && a.State == StateReset {
 		q.drawPSN()
@@ -201,6 +204,7 @@ func (q *QP) QueryQP() QPAttr {
 		DestQPN: a.DestinationQPN, AccessFlags: a.Access, PKeyIndex: a.PKeyIndex, PortNum: a.Port,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
 		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: av,
+		EnSQDAsyncNotify: a.EnSQDAsyncNotify, SQDraining: a.Draining,
 	}
 }
 

@@ -292,6 +292,12 @@ func expectAnswer(t *testing.T, p *puppet.Puppet, qp *verbs.QP, opcode roce.Opco
 		p.ExpectAck(100, 1)
 	case opcode == roce.RCReadRequest:
 		p.ExpectPacket(roce.RCReadResponseOnly, 100).Says(roce.SyndromeAckNoCredits, 1)
+	case opcode == roce.RCCompareSwap, opcode == roce.RCFetchAdd: // nothing has the key 0
+		p.ExpectNAK(100, roce.SyndromeNAKRemoteAccess)
+		state = verbs.StateError
+	case opcode == roce.RCSendOnlyInvalidate: // the message has arrived, but nothing has the key 0
+		p.ExpectAck(100, 1)
+		state = verbs.StateError
 	default:
 		p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
 		state = verbs.StateError

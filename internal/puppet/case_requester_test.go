@@ -43,7 +43,7 @@ func TestCase_B18(t *testing.T) {
 		p.NAK(psn, roce.SyndromeNAKInvalidRequest)
 		p.NAK(psn, roce.RNRNAK(1))
 	}
-	for _, psn := range []roce.PSN{39, 40, 41, 42} {
+	for _, psn := range []roce.PSN{39, 42} {
 		for _, opcode := range []roce.Opcode{roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseLast, roce.RCReadResponseOnly} {
 			p.Respond(opcode, psn, junk)
 		}
@@ -63,6 +63,44 @@ func TestCase_B18(t *testing.T) {
 	p.NAK(41, roce.SyndromeNAKRemoteOperational)
 	p.ExpectNothing(time.Second)
 	end.ExpectNoCompletion()
+}
+
+// TestCase_B18_WrongKind: an answer that can never be that of the request ends the request and the queue pair, when
+// what was posted before it is complete.
+func TestCase_B18_WrongKind(t *testing.T) {
+	for _, c := range []struct {
+		request verbs.WROpcode
+		wrong   []roce.Opcode
+	}{
+		{verbs.WRSend, []roce.Opcode{roce.RCReadResponseOnly, roce.RCReadResponseLast, roce.RCAtomicAcknowledge}},
+		{verbs.WRRDMAWrite, []roce.Opcode{roce.RCReadResponseOnly, roce.RCAtomicAcknowledge}},
+		{verbs.WRRDMARead, []roce.Opcode{roce.RCAtomicAcknowledge}},
+		{verbs.WRAtomicFetchAdd, []roce.Opcode{roce.RCReadResponseOnly, roce.RCReadResponseLast}},
+		{verbs.WRAtomicCmpAndSwp, []roce.Opcode{roce.RCReadResponseOnly}},
+		{verbs.WRFlush, []roce.Opcode{roce.RCAtomicAcknowledge}},
+		{verbs.WRAtomicWrite, []roce.Opcode{roce.RCAtomicAcknowledge}},
+	} {
+		for _, wrong := range c.wrong {
+			_, end, p := sender(t)
+			image := bytes.Clone(end.MR.Bytes())
+			request := end.Request(2, c.request, 64, 8)
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), request, end.Request(3, verbs.WRSend, 0, 4))
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			p.Expect()
+			p.Expect()
+			if wrong == roce.RCAtomicAcknowledge {
+				p.RespondAtomic(41, 0x6666)
+			} else {
+				p.Respond(wrong, 41, bytes.Repeat([]byte{0x66}, 8))
+			}
+			p.Ack(40, 1)
+			end.ExpectSend(1, verbs.WCSuccess)
+			end.ExpectSend(2, verbs.WCBadRespErr)
+			end.ExpectSend(3, verbs.WCWRFlushErr)
+			require.Equal(t, verbs.StateError, end.QP.State())
+			require.True(t, bytes.Equal(image, end.MR.Bytes()))
+		}
+	}
 }
 
 // TestCase_B18_DuplicateResponse: a READ response that comes again, when the memory is somebody else's.

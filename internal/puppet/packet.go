@@ -16,6 +16,10 @@ type Packet struct {
 	RETH       roce.RETHFields
 	AETH       roce.AETHFields
 	Immediate  uint32
+	Invalidate uint32 // the key in the IETH
+	Atomic     roce.AtomicETHFields
+	Original   uint64 // in the answer to an atomic
+	FETH       roce.FETHFields
 	Payload    []byte
 
 	Wrong Wrong
@@ -79,6 +83,10 @@ func (p *Puppet) Frame(packet Packet) []byte {
 		put(roce.HeaderRETH, packet.RETH.Put)
 		put(roce.HeaderAETH, packet.AETH.Put)
 		put(roce.HeaderImmDt, roce.ImmDtFields{Value: packet.Immediate}.Put)
+		put(roce.HeaderIETH, roce.IETHFields{RKey: packet.Invalidate}.Put)
+		put(roce.HeaderAtomicETH, packet.Atomic.Put)
+		put(roce.HeaderAtomicAckETH, roce.AtomicAckETHFields{Original: packet.Original}.Put)
+		put(roce.HeaderFETH, packet.FETH.Put)
 	}
 	copy(frame[body:], packet.Payload)
 	lengthen(frame, path.Destination.Is4(), wrong.IPLength, wrong.UDPLength)

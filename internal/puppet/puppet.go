@@ -123,6 +123,13 @@ func (p *Puppet) Respond(opcode roce.Opcode, psn roce.PSN, payload []byte) {
 	p.Send(Packet{Opcode: opcode, PSN: psn, Payload: payload, AETH: roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits}})
 }
 
+// RespondAtomic sends the answer to an atomic.
+func (p *Puppet) RespondAtomic(psn roce.PSN, original uint64) {
+	p.Send(Packet{
+		Opcode: roce.RCAtomicAcknowledge, PSN: psn, Original: original, AETH: roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits},
+	})
+}
+
 // Expect returns the next packet that comes, after Patience at the latest.
 func (p *Puppet) Expect() Answer {
 	p.t.Helper()

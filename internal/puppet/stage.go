@@ -59,7 +59,10 @@ type End struct {
 const Iova = uint64(0x5_0000_0111)
 
 // AllAccess is every right that there is.
-const AllAccess = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead
+const AllAccess = verbs.AccessLocalWrite | PeerAccess | verbs.AccessMWBind
+
+// PeerAccess is every right of a peer.
+const PeerAccess = verbs.AccessRemoteWrite | verbs.AccessRemoteRead | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal
 
 // NewEnd adds a device under test. It is closed when the test ends, which shows what was leaked.
 func (s *Stage) NewEnd(o EndOptions) *End {
@@ -75,7 +78,7 @@ func (s *Stage) NewEnd(o EndOptions) *End {
 	e.RecvCQ, err = d.CreateCQ(orDefault(o.CQE, 256))
 	require.NoError(s.t, err)
 	e.QP = e.NewQP(o.Cap)
-	buffer := make([]byte, orDefault(o.Memory, 128<<10))
+	buffer := make([]byte, 1+orDefault(o.Memory, 128<<10))[1:] // its words are aligned where their addresses are
 	_, _ = rand.NewChaCha8([32]byte{byte(s.ends)}).Read(buffer)
 	e.MR, err = e.PD.RegMRIova(buffer, Iova, AllAccess)
 	require.NoError(s.t, err)
@@ -140,7 +143,15 @@ func (e *End) RETH(offset, length int) roce.RETHFields {
 
 // Request makes a signaled send request of an operation on length bytes of the region from offset on.
 func (e *End) Request(id uint64, opcode verbs.WROpcode, offset, length int) verbs.SendWR {
-	return verbs.SendWR{WRID: id, Opcode: opcode, Flags: verbs.SendSignaled, SGList: []verbs.SGE{e.MR.SGE(offset, length)}}
+	wr := verbs.SendWR{WRID: id, Opcode: opcode, Flags: verbs.SendSignaled}
+	switch opcode {
+	case verbs.WRFlush:
+		wr.Flush = verbs.FlushRange{Length: uint32(length), Placement: verbs.FlushPlacementGlobal}
+	case verbs.WRLocalInv, verbs.WRBindMW, verbs.WRRegMR:
+	default:
+		wr.SGList = []verbs.SGE{e.MR.SGE(offset, length)}
+	}
+	return wr
 }
 
 // Post posts send requests.
@@ -210,7 +221,7 @@ func (e *End) expect(wc verbs.WC, id uint64, status verbs.WCStatus) verbs.WC {
 // in flight each way, timeout 67 ms, seven retries, RNR without end. The peer is yet to be filled in.
 func Attributes() verbs.QPAttr {
 	return verbs.QPAttr{
-		PortNum: 1, AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite,
+		PortNum: 1, AccessFlags: PeerAccess,
 		PathMTU: verbs.MTU1024, RQPSN: FirstPSN, SQPSN: FirstPSNOfQP, MaxRDAtomic: 4, MaxDestRDAtomic: 4,
 		MinRNRTimer: 12, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 	}

@@ -24,6 +24,7 @@ type QPConfig struct {
 	MaxRecvWR      int
 	MaxSendSGE     int
 	MaxRecvSGE     int
+	MaxInline      int // bytes
 	SignalAll      bool
 }
 
@@ -44,6 +45,7 @@ type QP struct {
 
 	sendMu  sync.Mutex
 	send    *queue.Producer
+	inline  *memory.User // fetches inline data; made when first used
 	recvMu  sync.Mutex
 	receive *queue.Producer
 	posted  *queue.Consumer // the engine's end of the receive queue
@@ -55,7 +57,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		return nil, err
 	}
 	q := &QP{device: d, config: c}
-	send, fetched, err := ringPair(queue.SendLayout(c.MaxSendWR, c.MaxSendSGE))
+	send, fetched, err := ringPair(queue.SendLayout(c.MaxSendWR, c.MaxSendSGE, c.MaxInline))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +73,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		QPN: q.number, Type: c.Type, Domain: c.Domain,
 		Send: fetched, Receive: (*receives)(q),
 		SendCQ: &completions{c.SendCQ, q}, RecvCQ: &completions{c.RecvCQ, q},
-		SignalAll: c.SignalAll, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE,
+		SignalAll: c.SignalAll, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline,
 		Window: d.options.Window,
 	})
 	if err != nil {
@@ -105,6 +107,9 @@ func (c *QPConfig) check(d *Device) error {
 			return fmt.Errorf("%w: %s is %d, the limit is 1 to %d", ErrLimit, limit.name, limit.value, limit.max)
 		}
 	}
+	if c.MaxInline < 0 || c.MaxInline > queue.MaxInline {
+		return fmt.Errorf("%w: max_inline_data is %d, the limit is %d", ErrLimit, c.MaxInline, queue.MaxInline)
+	}
 	return nil
 }
 
@@ -136,8 +141,29 @@ func (q *QP) Config() QPConfig { return q.config }
 // State is the QP's state.
 func (q *QP) State() transport.State { return q.transport.State() }
 
+// Gather implements queue.Gatherer. The caller holds sendMu.
+func (q *QP) Gather(list []queue.SGE, into []byte) error {
+	if q.inline == nil {
+		q.inline = q.device.memory.NewUser()
+	}
+	principal := memory.Principal{Domain: q.config.Domain, QPN: uint32(q.number)}
+	for i, s := range list {
+		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
+		if s.Length == 0 {
+			continue
+		}
+		if fault := q.inline.Read(principal, 0, part, into[:s.Length]); fault != memory.FaultNone {
+			return fmt.Errorf("%w: inline data: element %d, %d bytes at %#x with key %#x: %v",
+				ErrInvalid, i, s.Length, s.Addr, s.LKey, fault)
+		}
+		into = into[s.Length:]
+	}
+	return nil
+}
+
 // PostSend posts requests until one is refused, and returns how many were posted. The requests are copied.
 func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
+	limits := queue.SendLimits{MaxSGE: q.config.MaxSendSGE, MaxInline: q.config.MaxInline}
 	q.sendMu.Lock()
 	if q.closed.Load() {
 		err = q.closedError()
@@ -145,7 +171,7 @@ func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
 		err = fmt.Errorf("%w: posting a send needs RTS, QP %v is in %v", ErrState, q.number, state)
 	}
 	for ; err == nil && posted < len(wrs); posted++ {
-		if err = q.send.PostSend(&wrs[posted]); err != nil {
+		if err = q.send.PostSend(&wrs[posted], limits, q); err != nil {
 			break
 		}
 	}
@@ -187,7 +213,7 @@ func (q *QP) closedError() error { return fmt.Errorf("QP %v: %w", q.number, ErrC
 // Modify changes attributes and state. av is the address vector if mask has MaskAV; resolving it may take until
 // ctx ends, without holding anything up.
 func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVector, mask transport.AttributeMask) error {
-	if mask&transport.MaskState != 0 && (a.State == transport.StateSQD || a.State == transport.StateSQE) {
+	if mask&transport.MaskState != 0 && a.State == transport.StateSQE {
 		return fmt.Errorf("%w: QP state %v", ErrNotSupported, a.State)
 	}
 	q.control.Lock()
@@ -204,7 +230,11 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	attributes := *a
 	var home *Shard
 	if mask&transport.MaskAV != 0 {
-		path, label, err := q.device.resolve(ctx, av, q.number, a.DestinationQPN)
+		remote := a.DestinationQPN
+		if mask&transport.MaskDestinationQPN == 0 {
+			remote = q.destination()
+		}
+		path, label, err := q.device.resolve(ctx, av, q.number, remote)
 		if err != nil {
 			return err
 		}
@@ -218,7 +248,7 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if err := q.checkModify(a, mask); err != nil { // the state may be another one by now
 		return err
 	}
-	if home != nil {
+	if home != nil && q.State() == transport.StateInit {
 		q.move(home)
 	}
 	if err := q.modify(&attributes, mask); err != nil {
@@ -255,6 +285,11 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask) error
 	return err
 }
 
+func (q *QP) destination() roce.QPN {
+	a, _, _ := q.Query()
+	return a.DestinationQPN
+}
+
 // move brings a QP that has not been in RTR to its home.
 func (q *QP) move(to *Shard) {
 	from := q.home.Load()
@@ -289,6 +324,12 @@ func (q *QP) Close() error {
 		return err
 	}
 	q.device.release(q)
+	q.sendMu.Lock()
+	defer q.sendMu.Unlock()
+	if q.inline != nil {
+		q.device.memory.CloseUser(q.inline)
+		q.inline = nil
+	}
 	return nil
 }
 

@@ -9,12 +9,12 @@ func BenchmarkWrite(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	user := table.NewUser()
+	user, p := table.NewUser(), Principal{Domain: domain}
 	data := [][]byte{make([]byte, 1024)}
 	r := Range{Key: region.Key(), Length: 1024}
 	b.ReportAllocs()
 	for b.Loop() {
-		user.Write(domain, RemoteWrite, r, data, false)
+		user.Write(p, RemoteWrite, r, data, false)
 	}
 }
 

@@ -1,18 +1,19 @@
-// Package memory holds protection domains and memory regions, and does every access to user memory: there is
-// one check (Region.check) and one way to copy in and out (User). Whatever a peer or a work request names, it
-// goes through them.
+// Package memory holds protection domains, memory regions and memory windows, and does every access to user
+// memory: there is one check (Region.check) and one way to copy in and out (User). Whatever a peer or a work
+// request names, it goes through them.
 //
 // Life of an access: a shard's User looks the key up, announces the region as in use, makes sure that it
-// is still alive, checks domain, rights and bounds, copies, and takes the announcement back. Deregister marks
-// the region dead and waits until no User announces it: after that no byte of the buffer is touched.
+// is still alive, checks domain, rights and bounds, copies, and takes the announcement back. Deregister,
+// Invalidate and all others that end a region take it out of the table, mark it dead and wait until no User
+// announces it: after that no byte of the buffer is touched through it.
+//
+// A window and a fast registration are regions like any other while they are valid: a window's buffer is a part of
+// the one of the region that it is bound to, which cannot go away before.
 package memory
 
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
-	"sync"
 	"sync/atomic"
 )
 
@@ -26,29 +27,59 @@ const (
 	RemoteWrite  Access = 2
 	RemoteRead   Access = 4
 	RemoteAtomic Access = 8
+	BindWindow   Access = 0x10  // windows may be bound to the region
+	ZeroBased    Access = 0x20  // addresses start at 0
+	OnDemand     Access = 0x40  // accepted, without meaning: nothing is pinned anyway
+	HugeTLB      Access = 0x80  // accepted, without meaning: nothing is pinned anyway
+	FlushGlobal  Access = 0x100 // FLUSH that makes writes visible
+
+	// FlushPersistent is FLUSH that makes writes survive a loss of power. Registration refuses it.
+	FlushPersistent Access = 0x200
 
 	// Bits 20-29 are optional by definition of the verbs (bit 20 is relaxed ordering): unknown ones
 	// are ignored.
 	optionalAccess Access = 0x3FF00000
-	knownAccess           = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic
+	windowAccess          = RemoteWrite | RemoteRead | RemoteAtomic | FlushGlobal
+	remoteAccess          = windowAccess | FlushPersistent
+	knownAccess           = windowAccess | LocalWrite | BindWindow | ZeroBased | OnDemand | HugeTLB
 )
 
-// Fault says why an access was refused.
+// validate returns the rights without the bits that mean nothing here.
+func (a Access) validate() (Access, error) {
+	a &^= optionalAccess
+	if a&FlushPersistent != 0 {
+		return 0, fmt.Errorf("%w: flush to persistence: %w, memory here is not persistent", ErrAccess, errors.ErrUnsupported)
+	}
+	if unknown := a &^ knownAccess; unknown != 0 {
+		return 0, fmt.Errorf("%w: unknown bits %#x", ErrAccess, uint32(unknown))
+	}
+	if a&(RemoteWrite|RemoteAtomic) != 0 && a&LocalWrite == 0 {
+		return 0, fmt.Errorf("%w: remote write and remote atomic need local write", ErrAccess)
+	}
+	return a, nil
+}
+
+// Fault says why an access or an operation on a key was refused.
 type Fault uint8
 
-// Faults of an access, in the order of the checks.
+// Faults of an access, in the order of the checks, and then those of the operations on keys.
 const (
-	FaultNone   Fault = iota
-	FaultKey          // no region has this key
-	FaultDomain       // the region belongs to another protection domain
-	FaultAccess       // the region does not grant the right
-	FaultBounds       // the range is not within the region
-	FaultBuffer       // the buffer itself cannot be accessed (unmapped, read-only, truncated file)
+	FaultNone      Fault = iota
+	FaultKey             // nothing has this key, or an lkey names a window
+	FaultDomain          // it belongs to another protection domain
+	FaultOwner           // a type 2 window that another queue pair has bound
+	FaultAccess          // it does not grant the right, or the rights asked for do not fit
+	FaultBounds          // the range is not within the region
+	FaultAlignment       // the memory of an atomic is not aligned to 8 bytes
+	FaultBuffer          // the buffer itself cannot be accessed (unmapped, read-only, truncated file)
+	FaultState           // it is not free, not valid, not mapped, or of a kind that this cannot be done with
+	FaultBound           // windows are bound to it
 )
 
 var faultNames = [...]string{
-	"none", "no region has this key", "region of another protection domain",
-	"region does not grant the access", "range is not within the region", "buffer cannot be accessed",
+	"none", "no region has this key", "region of another protection domain", "window of another queue pair",
+	"region does not grant the access", "range is not within the region", "memory is not aligned to 8 bytes",
+	"buffer cannot be accessed", "state or kind of the key does not permit it", "windows are bound to the region",
 }
 
 func (f Fault) String() string {
@@ -58,30 +89,95 @@ func (f Fault) String() string {
 	return fmt.Sprintf("fault %d", uint8(f))
 }
 
-// Errors of registration.
+// Errors of registration and allocation.
 var (
 	ErrEmptyBuffer = errors.New("buffer is empty")
 	ErrAddress     = errors.New("region would reach beyond the end of the address space")
 	ErrAccess      = errors.New("access rights do not fit")
 	ErrNoKeys      = errors.New("all keys are in use")
 	ErrNotFound    = errors.New("region is not registered here")
+	ErrBound       = errors.New("windows are bound to the region")
+	ErrKind        = errors.New("not possible with this kind of region")
+	ErrLength      = errors.New("length does not fit the allocation")
+	ErrNotFree     = errors.New("key is in use")
 )
 
 // Domain is a protection domain: keys work only for users of the same one. Domains are compared by pointer.
 type Domain struct{ _ byte }
 
-// Region is registered memory.
+// Principal is on whose behalf an access is made: a queue pair and its protection domain.
+type Principal struct {
+	Domain *Domain
+	QPN    uint32
+}
+
+// Kind is what a key stands for.
+type Kind uint8
+
+// Kinds of regions. All but KindRegion come from Allocate.
+const (
+	KindRegion  Kind = iota // made by Register
+	KindFast                // registered by a work request (FastRegister)
+	KindWindow1             // type 1 window: may be bound again, works for every queue pair of the domain
+	KindWindow2             // type 2 window (2B): bound once until invalidated, works for the queue pair that bound it
+)
+
+var kindNames = [...]string{"region", "fast-registered region", "type 1 window", "type 2 window"}
+
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+// Region is memory that a key opens now: registered memory, or the part of it that a window shows. What the key opens never
+// changes; another registration or binding of the same key is another Region.
 type Region struct {
 	key    uint32
-	domain *Domain
 	access Access
+	domain *Domain
 	start  uint64 // address of the first byte, as peers and work requests name it
 	buffer []byte
 	dead   atomic.Bool
+	kind   Kind
+	owner  uint32 // of a type 2 window: the QPN that bound it
+
+	// Guarded by the table's mutex.
+	bound  int     // windows bound to the region
+	parent *Region // of a window: the region that it is bound to
 }
 
-// Key is both lkey and rkey of the region.
+// newRegion makes a region that has no key yet.
+func newRegion(domain *Domain, buffer []byte, address uint64, access Access) (*Region, error) {
+	access, err := access.validate()
+	if err != nil {
+		return nil, err
+	}
+	if access&ZeroBased != 0 {
+		address = 0
+	}
+	if err := validatePlace(buffer, address); err != nil {
+		return nil, err
+	}
+	return &Region{domain: domain, access: access, start: address, buffer: buffer}, nil
+}
+
+func validatePlace(buffer []byte, address uint64) error {
+	if len(buffer) == 0 {
+		return ErrEmptyBuffer
+	}
+	if room := -address; room != 0 && uint64(len(buffer)) > room {
+		return fmt.Errorf("%w: %d bytes from %#x on", ErrAddress, len(buffer), address)
+	}
+	return nil
+}
+
+// Key is both lkey and rkey of the region; a window has an rkey only.
 func (r *Region) Key() uint32 { return r.key }
+
+// Kind says what the region is.
+func (r *Region) Kind() Kind { return r.kind }
 
 // Address is the address of the region's first byte, as work requests and peers name it.
 func (r *Region) Address() uint64 { return r.start }
@@ -93,211 +189,45 @@ func (r *Region) Length() uint64 { return uint64(len(r.buffer)) }
 func (r *Region) Access() Access { return r.access }
 
 // check is the one check of rights and bounds. Subtraction instead of addition: address + length may wrap.
-func (r *Region) check(domain *Domain, need Access, address, length uint64) Fault {
-	switch {
-	case r.domain != domain:
-		return FaultDomain
-	case need&^r.access != 0:
-		return FaultAccess
-	case address < r.start, length > r.Length(), address-r.start > r.Length()-length:
+func (r *Region) check(p Principal, need Access, address, length uint64) Fault {
+	if fault := r.permits(p, need); fault != FaultNone {
+		return fault
+	}
+	if address < r.start || length > r.Length() || address-r.start > r.Length()-length {
 		return FaultBounds
 	}
 	return FaultNone
 }
 
-const (
-	pageBits  = 12
-	pageSize  = 1 << pageBits
-	pageCount = 1 << (24 - pageBits) // a key has 24 bits of index
-)
-
-type page [pageSize]atomic.Pointer[Region]
-
-// Table maps keys to regions. Lookups take no lock.
-type Table struct {
-	pages [pageCount]atomic.Pointer[page]
-
-	mu     sync.Mutex
-	random *rand.Rand
-	free   []uint32        // indices of deregistered regions
-	last   map[uint32]byte // the low byte that a free index had last
-	size   uint32          // indices handed out so far; 0 is never used, so that key 0 is always wrong
-	count  int
-	users  []*User
+// permits is the part of check that has nothing to do with the range.
+func (r *Region) permits(p Principal, need Access) Fault {
+	switch {
+	case r.kind >= KindWindow1:
+		return r.windowPermits(p, need)
+	case r.domain != p.Domain:
+		return FaultDomain
+	case need&^r.access != 0:
+		return FaultAccess
+	}
+	return FaultNone
 }
 
-// NewTable makes an empty table. The seed decides the keys.
-func NewTable(seed uint64) *Table {
-	return &Table{
-		random: rand.New(rand.NewPCG(seed, 0x6b65797320 /* "keys " */)),
-		last:   make(map[uint32]byte),
-		size:   1,
+// windowPermits is permits for windows. A right that is remote tells an rkey from an lkey, which never names a window.
+//
+//go:noinline
+func (r *Region) windowPermits(p Principal, need Access) Fault {
+	switch {
+	case need&remoteAccess == 0:
+		return FaultKey
+	case r.domain != p.Domain:
+		return FaultDomain
+	case r.kind == KindWindow2 && r.owner != p.QPN:
+		return FaultOwner
+	case need&^r.access != 0:
+		return FaultAccess
 	}
+	return FaultNone
 }
 
-// Register makes buffer accessible to domain under the region's key. Address is how the first byte is
-// called by work requests and peers: usually BufferAddress, but any will do that does not make the region wrap.
-// The buffer is kept reachable, and belongs to the peers that access permits, until Deregister returns.
-func (t *Table) Register(domain *Domain, buffer []byte, address uint64, access Access) (*Region, error) {
-	if len(buffer) == 0 {
-		return nil, ErrEmptyBuffer
-	}
-	if room := -address; room != 0 && uint64(len(buffer)) > room {
-		return nil, fmt.Errorf("%w: %d bytes from %#x on", ErrAddress, len(buffer), address)
-	}
-	access &^= optionalAccess
-	if unknown := access &^ knownAccess; unknown != 0 {
-		return nil, fmt.Errorf("%w: unknown bits %#x", ErrAccess, uint32(unknown))
-	}
-	if access&(RemoteWrite|RemoteAtomic) != 0 && access&LocalWrite == 0 {
-		return nil, fmt.Errorf("%w: remote write and remote atomic need local write", ErrAccess)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	index, err := t.takeIndex()
-	if err != nil {
-		return nil, err
-	}
-	r := &Region{key: index<<8 | uint32(t.keyByte(index)), domain: domain, access: access, start: address, buffer: buffer}
-	p := t.pages[index>>pageBits].Load()
-	if p == nil {
-		p = new(page)
-		t.pages[index>>pageBits].Store(p)
-	}
-	p[index%pageSize].Store(r)
-	t.count++
-	return r, nil
-}
-
-func (t *Table) takeIndex() (uint32, error) {
-	if n := len(t.free); n > 0 {
-		index := t.free[n-1]
-		t.free = t.free[:n-1]
-		return index, nil
-	}
-	if t.size == pageCount*pageSize {
-		return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
-	}
-	t.size++
-	return t.size - 1, nil
-}
-
-// keyByte draws the low byte of a key. A freed index never gets the byte that it had before: a stale key must
-// not fit the next region (drivers/infiniband/sw/rxe/rxe_mr.c draws it at random for the same reason).
-func (t *Table) keyByte(index uint32) byte {
-	for {
-		b := byte(t.random.Uint32())
-		if last, used := t.last[index]; !used || last != b {
-			return b
-		}
-	}
-}
-
-// Deregister ends a registration. When it returns, no access to the buffer is under way and none will begin.
-func (t *Table) Deregister(r *Region) error {
-	index := r.key >> 8
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := t.pages[index>>pageBits].Load()
-	if p == nil || !p[index%pageSize].CompareAndSwap(r, nil) {
-		return fmt.Errorf("%w: key %#x", ErrNotFound, r.key)
-	}
-	r.dead.Store(true)
-	for _, u := range t.users {
-		// An access lasts as long as one copy of at most a path MTU.
-		for u.region.Load() == r {
-			runtime.Gosched()
-		}
-	}
-	t.last[index] = byte(r.key)
-	t.free = append(t.free, index)
-	t.count--
-	return nil
-}
-
-// Count is the number of regions registered now.
-func (t *Table) Count() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.count
-}
-
-func (t *Table) lookup(key uint32) *Region {
-	index := key >> 8
-	p := t.pages[index>>pageBits].Load()
-	if p == nil {
-		return nil
-	}
-	if r := p[index%pageSize].Load(); r != nil && r.key == key {
-		return r
-	}
-	return nil
-}
-
-// Range names bytes of a region the way work requests and peers do.
-type Range struct {
-	Key     uint32
-	Address uint64
-	Length  uint64
-}
-
-// User does the accesses of one shard, one at a time.
-type User struct {
-	table  *Table
-	region atomic.Pointer[Region] // in use right now
-	_      [48]byte               // the word above is polled by Deregister; keep neighbours off its cache line
-}
-
-// NewUser adds a user to the table.
-func (t *Table) NewUser() *User {
-	u := &User{table: t}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.users = append(t.users, u)
-	return u
-}
-
-// CloseUser removes a user; it must not be used afterwards.
-func (t *Table) CloseUser(u *User) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for i, v := range t.users {
-		if v == u {
-			t.users = append(t.users[:i], t.users[i+1:]...)
-			return
-		}
-	}
-}
-
-// hold finds the region of a range, announces it and checks the access. On FaultNone the caller releases.
-func (u *User) hold(domain *Domain, need Access, r Range) (*Region, Fault) {
-	region := u.table.lookup(r.Key)
-	if region == nil {
-		return nil, FaultKey
-	}
-	// Announce, then look: Deregister marks dead, then looks at the announcements. Either it sees ours and
-	// waits, or we see the mark. Go's atomics are sequentially consistent, which this needs.
-	u.region.Store(region)
-	fault := FaultNone
-	if region.dead.Load() {
-		fault = FaultKey
-	} else {
-		fault = region.check(domain, need, r.Address, r.Length)
-	}
-	if fault != FaultNone {
-		u.release()
-		return nil, fault
-	}
-	return region, FaultNone
-}
-
-func (u *User) release() { u.region.Store(nil) }
-
-// Check says whether an access would be permitted now. Every copy checks again.
-func (u *User) Check(domain *Domain, need Access, r Range) Fault {
-	_, fault := u.hold(domain, need, r)
-	if fault == FaultNone {
-		u.release()
-	}
-	return fault
-}
+// Dead says whether the registration has ended.
+func (r *Region) Dead() bool { return r.dead.Load() }

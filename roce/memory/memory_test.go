@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"errors"
 	"math/big"
 	"testing"
 
@@ -43,7 +44,7 @@ func TestCheckModel(t *testing.T) {
 			Address: near(start, start+size, start+size/2).Draw(t, "address"),
 			Length:  near(size, size/2, -start).Draw(t, "length"),
 		}
-		got := user.Check(asks, need, r)
+		got := user.Check(Principal{Domain: asks}, need, r)
 
 		number := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 		end := new(big.Int).Add(number(r.Address), number(r.Length))
@@ -68,7 +69,9 @@ func TestLookup(t *testing.T) {
 	region, err := table.Register(domain, make([]byte, 8), 0, LocalWrite)
 	require.NoError(t, err)
 	require.NotZero(t, region.Key()>>8, "index 0 is never used, so that key 0 is always wrong")
-	check := func(key uint32) Fault { return user.Check(domain, LocalWrite, Range{Key: key, Length: 8}) }
+	check := func(key uint32) Fault {
+		return user.Check(Principal{Domain: domain}, LocalWrite, Range{Key: key, Length: 8})
+	}
 	require.Equal(t, FaultNone, check(region.Key()))
 	for bit := range 32 {
 		require.Equal(t, FaultKey, check(region.Key()^1<<bit))
@@ -85,17 +88,20 @@ func TestRegisterRefuses(t *testing.T) {
 	table, domain := NewTable(1), new(Domain)
 	_, err := table.Register(domain, nil, 0, LocalWrite)
 	require.ErrorIs(t, err, ErrEmptyBuffer)
-	for _, bad := range []Access{RemoteWrite, RemoteAtomic, RemoteWrite | RemoteRead, 1 << 4, 1 << 19, 1 << 30, 1 << 31} {
+	for _, bad := range []Access{RemoteWrite, RemoteAtomic, RemoteWrite | RemoteRead, FlushPersistent | LocalWrite, 1 << 10, 1 << 19, 1 << 30, 1 << 31} {
 		_, err = table.Register(domain, make([]byte, 1), 0, bad)
 		require.ErrorIs(t, err, ErrAccess, "%#x", uint32(bad))
 	}
+	_, err = table.Register(domain, make([]byte, 1), 0, FlushPersistent)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = table.Register(domain, make([]byte, 17), 1<<64-16, LocalWrite)
 	require.ErrorIs(t, err, ErrAddress)
 	require.Zero(t, table.Count())
 	top, err := table.Register(domain, make([]byte, 16), 1<<64-16, LocalWrite)
 	require.NoError(t, err, "the last bytes of the address space")
 	require.Equal(t, uint64(1<<64-16), top.Address())
-	for _, good := range []Access{0, RemoteRead, LocalWrite | RemoteWrite, LocalWrite | RemoteAtomic, 1<<20 | LocalWrite, 1 << 29} {
+	for _, good := range []Access{0, RemoteRead, LocalWrite | RemoteWrite, LocalWrite | RemoteAtomic, BindWindow, ZeroBased,
+		OnDemand | HugeTLB, FlushGlobal, 1<<20 | LocalWrite, 1 << 29} {
 		region, err := table.Register(domain, make([]byte, 1), 0, good)
 		require.NoError(t, err, "%#x", uint32(good))
 		require.Equal(t, good&knownAccess, region.Access(), "unknown optional bits mean nothing")
@@ -164,11 +170,11 @@ func TestManyRegions(t *testing.T) {
 		regions = append(regions, r)
 	}
 	for _, r := range regions {
-		require.Equal(t, FaultNone, user.Check(domain, 0, Range{Key: r.Key(), Length: 1}))
+		require.Equal(t, FaultNone, user.Check(Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
 	}
 	for _, r := range regions {
 		require.NoError(t, table.Deregister(r))
-		require.Equal(t, FaultKey, user.Check(domain, 0, Range{Key: r.Key(), Length: 1}))
+		require.Equal(t, FaultKey, user.Check(Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
 	}
 	require.Zero(t, table.Count())
 }
@@ -186,16 +192,51 @@ func TestRegionAtTheEnd(t *testing.T) {
 		{1<<64 - 16, 16, FaultNone}, {1<<64 - 1, 1, FaultNone}, {0, 1, FaultBounds}, {15, 1, FaultBounds}, {1<<64 - 17, 1, FaultBounds},
 	} {
 		r := Range{Key: region.Key(), Address: c.address, Length: c.length}
-		require.Equal(t, c.want, user.Check(domain, 0, r), "%#x", c.address)
-		require.Equal(t, c.want, user.Read(domain, 0, r, make([]byte, c.length)))
+		require.Equal(t, c.want, user.Check(Principal{Domain: domain}, 0, r), "%#x", c.address)
+		require.Equal(t, c.want, user.Read(Principal{Domain: domain}, 0, r, make([]byte, c.length)))
 	}
 }
 
 func TestFaultNames(t *testing.T) {
 	seen := make(map[string]bool)
-	for f := FaultNone; f <= FaultBuffer; f++ {
+	for f := FaultNone; f <= FaultBound; f++ {
 		seen[f.String()] = true
 	}
-	require.Len(t, seen, 6)
-	require.Equal(t, "fault 9", Fault(9).String())
+	require.Len(t, seen, 10)
+	require.Equal(t, "fault 10", Fault(10).String())
+}
+
+// TestZeroBased: addresses start at 0, whatever was given, even one that makes no sense.
+func TestZeroBased(t *testing.T) {
+	table, p := NewTable(1), Principal{Domain: new(Domain)}
+	user := table.NewUser()
+	region, err := table.Register(p.Domain, make([]byte, 16), 1<<64-1, ZeroBased)
+	require.NoError(t, err)
+	require.Zero(t, region.Address())
+	require.Equal(t, FaultNone, user.Check(p, 0, Range{region.Key(), 0, 16}))
+	require.Equal(t, FaultBounds, user.Check(p, 0, Range{region.Key(), 1<<64 - 1, 1}))
+}
+
+// TestCheckRegion: everything but the range.
+func TestCheckRegion(t *testing.T) {
+	table, p := NewTable(1), Principal{Domain: new(Domain)}
+	user := table.NewUser()
+	region, err := table.Register(p.Domain, make([]byte, 16), 0, FlushGlobal)
+	require.NoError(t, err)
+	require.Equal(t, FaultNone, user.CheckRegion(p, FlushGlobal, region.Key()))
+	require.Equal(t, FaultKey, user.CheckRegion(p, FlushGlobal, region.Key()^1))
+	require.Equal(t, FaultAccess, user.CheckRegion(p, FlushPersistent, region.Key()))
+	require.Equal(t, FaultAccess, user.CheckRegion(p, RemoteRead, region.Key()))
+	require.Equal(t, FaultDomain, user.CheckRegion(Principal{Domain: new(Domain)}, FlushGlobal, region.Key()))
+	require.NoError(t, table.Deregister(region))
+	require.Equal(t, FaultKey, user.CheckRegion(p, FlushGlobal, region.Key()))
+}
+
+func TestKindNames(t *testing.T) {
+	seen := make(map[string]bool)
+	for k := KindRegion; k <= KindWindow2; k++ {
+		seen[k.String()] = true
+	}
+	require.Len(t, seen, 4)
+	require.Equal(t, "kind 4", Kind(4).String())
 }

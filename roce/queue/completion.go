@@ -17,6 +17,7 @@ const (
 	WCLocQPOpErr     WCStatus = 2  // malformed work request, or one this QP cannot do
 	WCLocProtErr     WCStatus = 4  // a local SGE: unknown lkey, other PD, out of range, no access
 	WCWRFlushErr     WCStatus = 5  // the QP was in the error state
+	WCMWBindErr      WCStatus = 6  // a memory window could not be bound
 	WCBadRespErr     WCStatus = 7  // the peer answered with an opcode that does not fit the request
 	WCLocAccessErr   WCStatus = 8  // local buffer protection error
 	WCRemInvReqErr   WCStatus = 9  // the peer refused the request as invalid (NAK 0x61)
@@ -34,6 +35,7 @@ var statusNames = map[WCStatus]string{
 	WCLocQPOpErr:     "local QP operation error",
 	WCLocProtErr:     "local protection error",
 	WCWRFlushErr:     "work request flushed",
+	WCMWBindErr:      "memory window bind error",
 	WCBadRespErr:     "bad response",
 	WCLocAccessErr:   "local access error",
 	WCRemInvReqErr:   "remote invalid request error",
@@ -60,6 +62,13 @@ const (
 	WCSend                  WCOpcode = 0
 	WCRDMAWrite             WCOpcode = 1
 	WCRDMARead              WCOpcode = 2
+	WCCompareSwap           WCOpcode = 3
+	WCFetchAdd              WCOpcode = 4
+	WCBindWindow            WCOpcode = 5
+	WCLocalInvalidate       WCOpcode = 6
+	WCFlush                 WCOpcode = 8
+	WCAtomicWrite           WCOpcode = 9
+	WCRegisterRegion        WCOpcode = 10 // not in libibverbs, which has no fast registration
 	WCRecv                  WCOpcode = 128
 	WCRecvRDMAWithImmediate WCOpcode = 129
 )
@@ -72,6 +81,20 @@ func (o WCOpcode) String() string {
 		return "RDMA WRITE"
 	case WCRDMARead:
 		return "RDMA READ"
+	case WCCompareSwap:
+		return "compare-and-swap"
+	case WCFetchAdd:
+		return "fetch-and-add"
+	case WCBindWindow:
+		return "bind memory window"
+	case WCLocalInvalidate:
+		return "local invalidate"
+	case WCFlush:
+		return "FLUSH"
+	case WCAtomicWrite:
+		return "atomic write"
+	case WCRegisterRegion:
+		return "register memory region"
 	case WCRecv:
 		return "RECV"
 	case WCRecvRDMAWithImmediate:
@@ -80,23 +103,13 @@ func (o WCOpcode) String() string {
 	return fmt.Sprintf("opcode %d", uint8(o))
 }
 
-// Completed is the WCOpcode of a finished send request of operation o.
-func (o Opcode) Completed() WCOpcode {
-	switch o {
-	case RDMAWrite, RDMAWriteWithImmediate:
-		return WCRDMAWrite
-	case RDMARead:
-		return WCRDMARead
-	}
-	return WCSend
-}
-
 // WCFlags say which optional fields of a WC are valid; the values are those of enum ibv_wc_flags.
 type WCFlags uint8
 
 // Flags of completions.
 const (
-	WCWithImmediate WCFlags = 2
+	WCWithImmediate  WCFlags = 2
+	WCWithInvalidate WCFlags = 8
 )
 
 // WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN and the fields that explain the
@@ -106,9 +119,11 @@ type WC struct {
 	Status  WCStatus
 	Opcode  WCOpcode
 	Flags   WCFlags
-	ByteLen uint32   // bytes received or read
-	ImmData uint32   // if Flags has WCWithImmediate
-	QPN     roce.QPN // the local QP
+	ByteLen uint32 // bytes received or read
+	ImmData uint32 // if Flags has WCWithImmediate
+	// InvalidatedRKey is the local key that the peer's SEND made unusable, if Flags has WCWithInvalidate.
+	InvalidatedRKey uint32
+	QPN             roce.QPN // the local QP
 
 	// What the engine knew when the request ended, to explain a failure.
 	PSN        roce.PSN      // of the packet in question
@@ -133,7 +148,7 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 	binary.NativeEndian.PutUint64(s[0:], wc.WRID)
 	s[8], s[9], s[10], s[11] = uint8(wc.Status), uint8(wc.Opcode), uint8(wc.Flags), uint8(wc.Syndrome)
 	binary.NativeEndian.PutUint32(s[12:], wc.ByteLen)
-	binary.NativeEndian.PutUint32(s[16:], wc.ImmData)
+	binary.NativeEndian.PutUint32(s[16:], wc.ImmData|wc.InvalidatedRKey) // never both
 	binary.NativeEndian.PutUint32(s[20:], uint32(wc.QPN))
 	binary.NativeEndian.PutUint32(s[24:], uint32(wc.PSN))
 	s[28], s[29] = wc.Retries, wc.RNRRetries
@@ -159,6 +174,9 @@ func (c *Consumer) ReadCompletions(wcs []WC) int {
 			PSN:        roce.PSN(binary.NativeEndian.Uint32(s[24:])),
 			Retries:    s[28],
 			RNRRetries: s[29],
+		}
+		if wcs[i].Flags&WCWithInvalidate != 0 {
+			wcs[i].InvalidatedRKey, wcs[i].ImmData = wcs[i].ImmData, 0
 		}
 	}
 	if n > 0 {

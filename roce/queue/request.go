@@ -16,22 +16,69 @@ const (
 	Send                   Opcode = 2
 	SendWithImmediate      Opcode = 3
 	RDMARead               Opcode = 4
+	CompareSwap            Opcode = 5
+	FetchAdd               Opcode = 6
+	LocalInvalidate        Opcode = 7
+	BindWindow             Opcode = 8
+	SendWithInvalidate     Opcode = 9
+	Flush                  Opcode = 14
+	AtomicWrite            Opcode = 15
+	// RegisterRegion is fast registration, which libibverbs does not have; the value is that of the kernel's IB_WR_REG_MR.
+	RegisterRegion Opcode = 32
 )
 
-var opcodeNames = map[Opcode]string{
-	RDMAWrite:              "RDMA WRITE",
-	RDMAWriteWithImmediate: "RDMA WRITE with immediate",
-	Send:                   "SEND",
-	SendWithImmediate:      "SEND with immediate",
-	RDMARead:               "RDMA READ",
+// operation is what is known about an Opcode.
+type operation struct {
+	name      string
+	completed WCOpcode
+	inline    bool // its data may be inline
+	list      bool // it takes scatter/gather elements
+	word      bool // its local memory is one word of 8 bytes
+	aligned   bool // its remote address is one of a word
+	answered  bool // the peer answers it with a response of its own, not with an acknowledgement
+	local     bool // nothing of it goes to the peer
+}
+
+var operations = [RegisterRegion + 1]operation{
+	RDMAWrite:              {name: "RDMA WRITE", completed: WCRDMAWrite, inline: true, list: true},
+	RDMAWriteWithImmediate: {name: "RDMA WRITE with immediate", completed: WCRDMAWrite, inline: true, list: true},
+	Send:                   {name: "SEND", completed: WCSend, inline: true, list: true},
+	SendWithImmediate:      {name: "SEND with immediate", completed: WCSend, inline: true, list: true},
+	RDMARead:               {name: "RDMA READ", completed: WCRDMARead, list: true, answered: true},
+	CompareSwap:            {name: "compare-and-swap", completed: WCCompareSwap, list: true, word: true, aligned: true, answered: true},
+	FetchAdd:               {name: "fetch-and-add", completed: WCFetchAdd, list: true, word: true, aligned: true, answered: true},
+	LocalInvalidate:        {name: "local invalidate", completed: WCLocalInvalidate, local: true},
+	BindWindow:             {name: "bind memory window", completed: WCBindWindow, local: true},
+	SendWithInvalidate:     {name: "SEND with invalidate", completed: WCSend, inline: true, list: true},
+	Flush:                  {name: "FLUSH", completed: WCFlush, answered: true},
+	AtomicWrite:            {name: "atomic write", completed: WCAtomicWrite, inline: true, list: true, word: true, aligned: true, answered: true},
+	RegisterRegion:         {name: "register memory region", completed: WCRegisterRegion, local: true},
+}
+
+var unknownOperation operation
+
+func (o Opcode) operation() *operation {
+	if int(o) < len(operations) {
+		return &operations[o]
+	}
+	return &unknownOperation
 }
 
 // Known says whether o is an operation that the engine executes.
-func (o Opcode) Known() bool { return o <= RDMARead }
+func (o Opcode) Known() bool { return o.operation().name != "" }
+
+// Answered says that the peer answers the operation with a response of its own, which an acknowledgement cannot replace.
+func (o Opcode) Answered() bool { return o.operation().answered }
+
+// Local says that nothing of the operation goes to the peer.
+func (o Opcode) Local() bool { return o.operation().local }
+
+// Completed is the WCOpcode of a finished send request of operation o.
+func (o Opcode) Completed() WCOpcode { return o.operation().completed }
 
 func (o Opcode) String() string {
-	if name, ok := opcodeNames[o]; ok {
-		return name
+	if o.Known() {
+		return o.operation().name
 	}
 	return fmt.Sprintf("opcode %d", uint8(o))
 }
@@ -41,15 +88,21 @@ type SendFlags uint8
 
 // Flags of send work requests.
 const (
-	// SendFence holds the request back until all earlier READs of the queue are complete.
+	// SendFence holds the request back until all earlier READs and atomics of the queue are complete.
 	SendFence SendFlags = 1
 	// SendSignaled asks for a completion; without it only a failure makes one.
 	SendSignaled SendFlags = 2
 	// SendSolicited marks the message for a peer that waits for solicited completions only.
 	SendSolicited SendFlags = 4
+	// SendInline copies the data when the request is posted: the memory may be used again as soon as the post
+	// returns. It is for SEND, WRITE and atomic write.
+	SendInline SendFlags = 8
 )
 
-const knownFlags = SendFence | SendSignaled | SendSolicited
+const knownFlags = SendFence | SendSignaled | SendSolicited | SendInline
+
+// MaxInline is the largest number of bytes of inline data of a work request.
+const MaxInline = 1024
 
 // MaxSGE is the largest number of scatter/gather elements of a work request.
 const MaxSGE = 32
@@ -75,9 +128,37 @@ type SendWR struct {
 	// ImmData goes to the peer's completion. The wire carries it in network byte order, so both ends see
 	// the same number.
 	ImmData uint32
-	// RemoteAddr and RKey name the peer's memory for WRITE and READ.
+	// InvalidateRKey is the peer's key that a SEND with invalidate makes unusable, or the local key of a local
+	// invalidate.
+	InvalidateRKey uint32
+	// RemoteAddr and RKey name the peer's memory for WRITE, READ, FLUSH and atomics. RKey is also the new key
+	// of a window that is bound or of a region that is registered.
 	RemoteAddr uint64
 	RKey       uint32
+	// CompareAdd is what a compare-and-swap compares with and a fetch-and-add adds, Swap what is stored if the
+	// comparison holds; host byte order.
+	CompareAdd, Swap uint64
+	Bind             Bind
+	Flush            FlushRange
+	// Access are the rights that a fast registration grants; the bits are those of enum ibv_access_flags.
+	Access uint32
+
+	// Inline is the inline data, in the copy that the engine makes of the request. Posts ignore it.
+	Inline []byte
+}
+
+// Bind says what a window is bound to; its new key is SendWR.RKey.
+type Bind struct {
+	LKey         uint32 // of the region beneath
+	Access       uint32 // what the window grants; the bits are those of enum ibv_access_flags
+	Addr, Length uint64
+}
+
+// FlushRange says what a FLUSH flushes, from SendWR.RemoteAddr on.
+type FlushRange struct {
+	Length      uint32 // in bytes
+	Placement   uint8  // how far: 1 until everybody sees it, 2 until it survives a power failure, or both
+	Selectivity uint8  // 0 is the range, 1 the whole region
 }
 
 // RecvWR is a work request of a receive queue; see SendWR for who owns what.
@@ -92,6 +173,8 @@ var (
 	ErrOpcode      = errors.New("operation is not supported")
 	ErrFlags       = errors.New("unknown flags")
 	ErrTooLong     = errors.New("message is too long")
+	ErrWord        = errors.New("operation needs one word of 8 bytes at an address that is a multiple of 8")
+	ErrInline      = errors.New("inline data does not fit")
 )
 
 const (
@@ -100,9 +183,9 @@ const (
 	sgeLength  = 16
 )
 
-// SendLayout is the layout of a send queue whose requests have up to maxSGE elements.
-func SendLayout(capacity, maxSGE int) Layout {
-	return Layout{Capacity: capacity, Stride: sendHeader + maxSGE*sgeLength}
+// SendLayout is the layout of a send queue whose requests have up to maxSGE elements or up to maxInline bytes of inline data.
+func SendLayout(capacity, maxSGE, maxInline int) Layout {
+	return Layout{Capacity: capacity, Stride: sendHeader + max(maxSGE*sgeLength, (maxInline+15)&^15)}
 }
 
 // RecvLayout is the layout of a receive queue whose requests have up to maxSGE elements.
@@ -112,50 +195,109 @@ func RecvLayout(capacity, maxSGE int) Layout {
 
 func maxSGEs(stride uint32, header int) int { return (int(stride) - header) / sgeLength }
 
-func checkSGList(list []SGE, limit int) error {
+func checkSGList(list []SGE, limit int) (total uint64, err error) {
 	if len(list) > limit {
-		return fmt.Errorf("%w: %d, the queue was made for %d", ErrTooManySGEs, len(list), limit)
+		return 0, fmt.Errorf("%w: %d, the queue was made for %d", ErrTooManySGEs, len(list), limit)
 	}
-	total := uint64(0)
 	for _, s := range list {
 		total += uint64(s.Length)
 	}
 	if total > MaxMessage {
-		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLong, total, uint64(MaxMessage))
+		return 0, fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLong, total, uint64(MaxMessage))
 	}
-	return nil
+	return total, nil
 }
 
-// PostSend checks wr, writes it into the next slot and publishes it.
-func (p *Producer) PostSend(wr *SendWR) error {
-	if !wr.Opcode.Known() {
-		return fmt.Errorf("%w: %v", ErrOpcode, wr.Opcode)
+// Gatherer fetches inline data.
+type Gatherer interface {
+	// Gather copies the bytes that the list names, which are exactly as many as fit into into.
+	Gather(list []SGE, into []byte) error
+}
+
+// SendLimits are what the requests of a send queue may have.
+type SendLimits struct {
+	MaxSGE    int
+	MaxInline int // bytes
+}
+
+// PostSend checks wr, writes it into the next slot and publishes it. Inline data comes from data.
+func (p *Producer) PostSend(wr *SendWR, limits SendLimits, data Gatherer) error {
+	length, err := checkSGList(wr.SGList, limits.MaxSGE)
+	if err != nil {
+		return err
 	}
-	if wr.Flags&^knownFlags != 0 {
-		return fmt.Errorf("%w: %#x", ErrFlags, uint8(wr.Flags&^knownFlags))
-	}
-	if err := checkSGList(wr.SGList, maxSGEs(p.stride, sendHeader)); err != nil {
+	if err := wr.check(length, limits); err != nil {
 		return err
 	}
 	if p.Free() == 0 {
 		return fmt.Errorf("%w: send queue of %d requests", ErrFull, p.capacity)
 	}
 	s := p.Slot(0)
+	immediate, quantity := wr.ImmData, wr.CompareAdd
+	switch wr.Opcode {
+	case SendWithInvalidate, LocalInvalidate:
+		immediate = wr.InvalidateRKey
+	case BindWindow:
+		immediate, quantity = wr.Bind.LKey, wr.Bind.Length
+	case Flush:
+		immediate = uint32(wr.Flush.Placement) | uint32(wr.Flush.Selectivity)<<8
+		quantity = uint64(wr.Flush.Length)
+	}
+	address, access := wr.RemoteAddr, wr.Access
+	if wr.Opcode == BindWindow {
+		address, access = wr.Bind.Addr, wr.Bind.Access
+	}
 	binary.NativeEndian.PutUint64(s[0:], wr.WRID)
-	s[8] = uint8(wr.Opcode)
-	s[9] = uint8(wr.Flags)
-	binary.NativeEndian.PutUint16(s[10:], uint16(len(wr.SGList)))
-	binary.NativeEndian.PutUint32(s[12:], wr.ImmData)
-	binary.NativeEndian.PutUint64(s[16:], wr.RemoteAddr)
+	s[8], s[9] = uint8(wr.Opcode), uint8(wr.Flags)
+	binary.NativeEndian.PutUint32(s[12:], immediate)
+	binary.NativeEndian.PutUint64(s[16:], address)
 	binary.NativeEndian.PutUint32(s[24:], wr.RKey)
-	putSGList(s[sendHeader:], wr.SGList)
+	binary.NativeEndian.PutUint32(s[28:], access)
+	binary.NativeEndian.PutUint64(s[32:], quantity)
+	binary.NativeEndian.PutUint64(s[40:], wr.Swap)
+	if wr.Flags&SendInline != 0 {
+		binary.NativeEndian.PutUint16(s[10:], uint16(length))
+		if err := data.Gather(wr.SGList, s[sendHeader:sendHeader+length]); err != nil {
+			return err
+		}
+	} else {
+		binary.NativeEndian.PutUint16(s[10:], uint16(len(wr.SGList)))
+		putSGList(s[sendHeader:], wr.SGList)
+	}
 	p.Publish(1)
+	return nil
+}
+
+// check says whether a request with so many bytes of local data can be executed at all.
+func (wr *SendWR) check(length uint64, limits SendLimits) error {
+	o := wr.Opcode.operation()
+	inline := wr.Flags&SendInline != 0
+	switch {
+	case o.name == "":
+		return fmt.Errorf("%w: %v", ErrOpcode, wr.Opcode)
+	case wr.Flags&^knownFlags != 0:
+		return fmt.Errorf("%w: %#x", ErrFlags, uint8(wr.Flags&^knownFlags))
+	case inline && !o.inline:
+		return fmt.Errorf("%w: %v takes no inline data", ErrFlags, wr.Opcode)
+	case !o.list && len(wr.SGList) > 0:
+		return fmt.Errorf("%w: %d, %v takes none", ErrTooManySGEs, len(wr.SGList), wr.Opcode)
+	case inline && length > uint64(limits.MaxInline):
+		return fmt.Errorf("%w: %d bytes, the queue was made for %d", ErrInline, length, limits.MaxInline)
+	case o.word && length != 8:
+		return fmt.Errorf("%w: the list of the %v has %d bytes", ErrWord, wr.Opcode, length)
+	case o.aligned && wr.RemoteAddr%8 != 0:
+		return fmt.Errorf("%w: the remote address of the %v is %#x", ErrWord, wr.Opcode, wr.RemoteAddr)
+	case wr.Opcode == Flush && (wr.Flush.Placement == 0 || wr.Flush.Placement > 3 || wr.Flush.Selectivity > 1):
+		return fmt.Errorf("%w: FLUSH with placement %d and selectivity %d", ErrFlags, wr.Flush.Placement, wr.Flush.Selectivity)
+	case wr.Opcode == Flush && wr.Flush.Length > MaxMessage:
+		return fmt.Errorf("%w: FLUSH of %d bytes, the limit is %d", ErrTooLong, wr.Flush.Length, uint64(MaxMessage))
+	}
 	return nil
 }
 
 // PostRecv checks wr, writes it into the next slot and publishes it.
 func (p *Producer) PostRecv(wr *RecvWR) error {
-	if err := checkSGList(wr.SGList, maxSGEs(p.stride, recvHeader)); err != nil {
+	if _, err := checkSGList(wr.SGList, maxSGEs(p.stride, recvHeader)); err != nil {
 		return err
 	}
 	if p.Free() == 0 {
@@ -195,21 +337,51 @@ func getSGList(into []SGE, b []byte, count int) ([]SGE, bool) {
 	return into, true
 }
 
-// ReadSend copies the i-th request that was not released into wr, whose SGList must have the capacity for
-// the queue's largest list and is reused. It returns false if the request cannot be right (wr then holds what
-// could be read); the copy is all that the engine ever looks at.
+// ReadSend copies the i-th request that was not released into wr, whose SGList and Inline must have the capacity
+// for the queue's largest list and data and are reused. It returns false if the request cannot be right (wr then holds
+// what could be read); the copy is all that the engine ever looks at.
 func (c *Consumer) ReadSend(i int, wr *SendWR) bool {
 	s := c.Slot(i)
-	wr.WRID = binary.NativeEndian.Uint64(s[0:])
-	wr.Opcode = Opcode(s[8])
-	wr.Flags = SendFlags(s[9])
+	list, inline := wr.SGList, wr.Inline[:0]
+	*wr = SendWR{
+		WRID:   binary.NativeEndian.Uint64(s[0:]),
+		Opcode: Opcode(s[8]),
+		Flags:  SendFlags(s[9]),
+		RKey:   binary.NativeEndian.Uint32(s[24:]),
+		Access: binary.NativeEndian.Uint32(s[28:]),
+		Swap:   binary.NativeEndian.Uint64(s[40:]),
+	}
 	count := int(binary.NativeEndian.Uint16(s[10:]))
-	wr.ImmData = binary.NativeEndian.Uint32(s[12:])
-	wr.RemoteAddr = binary.NativeEndian.Uint64(s[16:])
-	wr.RKey = binary.NativeEndian.Uint32(s[24:])
+	immediate, quantity := binary.NativeEndian.Uint32(s[12:]), binary.NativeEndian.Uint64(s[32:])
+	address := binary.NativeEndian.Uint64(s[16:])
+	switch wr.Opcode {
+	case SendWithInvalidate, LocalInvalidate:
+		wr.InvalidateRKey, wr.RemoteAddr = immediate, address
+	case BindWindow:
+		wr.Bind = Bind{LKey: immediate, Access: wr.Access, Addr: address, Length: quantity}
+	case Flush:
+		wr.RemoteAddr = address
+		wr.Flush = FlushRange{Length: uint32(quantity), Placement: uint8(immediate), Selectivity: uint8(immediate >> 8)}
+	default:
+		wr.ImmData, wr.RemoteAddr, wr.CompareAdd = immediate, address, quantity
+	}
+	limits := SendLimits{MaxSGE: cap(list), MaxInline: cap(inline)}
+	if wr.Flags&SendInline != 0 {
+		wr.SGList, wr.Inline = list[:0], inline
+		if count > cap(inline) || count > len(s)-sendHeader {
+			return false
+		}
+		wr.Inline = append(inline, s[sendHeader:sendHeader+count]...)
+		return wr.check(uint64(count), limits) == nil
+	}
 	var ok bool
-	wr.SGList, ok = getSGList(wr.SGList, s[sendHeader:], count)
-	return ok && wr.Opcode.Known() && wr.Flags&^knownFlags == 0
+	wr.SGList, ok = getSGList(list, s[sendHeader:], count)
+	wr.Inline = inline
+	if !ok {
+		return false
+	}
+	length, err := checkSGList(wr.SGList, limits.MaxSGE)
+	return err == nil && wr.check(length, limits) == nil
 }
 
 // ReadRecv copies the i-th receive request that was not released; see ReadSend.

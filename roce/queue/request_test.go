@@ -23,27 +23,95 @@ func drawSGList(t *rapid.T, limit int) []SGE {
 	return list
 }
 
+// pattern gathers bytes that the addresses of a list decide.
+type pattern struct{}
+
+func (pattern) Gather(list []SGE, into []byte) error {
+	for _, s := range list {
+		for i := range into[:s.Length] {
+			into[i] = byte(s.Addr + uint64(i))
+		}
+		into = into[s.Length:]
+	}
+	return nil
+}
+
+// drawSend draws a request that can be executed.
+func drawSend(t *rapid.T, limits SendLimits) SendWR {
+	wr := SendWR{
+		WRID:   rapid.Uint64().Draw(t, "id"),
+		Opcode: rapid.SampledFrom(knownOpcodes()).Draw(t, "opcode"),
+		Flags:  SendFlags(rapid.IntRange(0, 7).Draw(t, "flags")),
+		SGList: []SGE{},
+	}
+	o := wr.Opcode.operation()
+	if o.list {
+		wr.SGList = drawSGList(t, limits.MaxSGE)
+	}
+	if o.inline && rapid.Bool().Draw(t, "inline") {
+		wr.Flags |= SendInline
+		for i := range wr.SGList {
+			wr.SGList[i].Length %= uint32(limits.MaxInline/limits.MaxSGE) + 1
+		}
+	}
+	if o.word {
+		wr.SGList = []SGE{{Addr: rapid.Uint64().Draw(t, "address"), Length: 3}, {Length: 5, LKey: 9}}
+	}
+	number, wide := rapid.Uint32(), rapid.Uint64()
+	switch {
+	case wr.Opcode == BindWindow:
+		wr.Bind = Bind{LKey: number.Draw(t, "lkey"), Access: number.Draw(t, "rights"), Addr: wide.Draw(t, "from"), Length: wide.Draw(t, "length")}
+	case wr.Opcode == SendWithInvalidate || wr.Opcode == LocalInvalidate:
+		wr.InvalidateRKey = number.Draw(t, "key")
+	case wr.Opcode == Flush:
+		wr.Flush = FlushRange{Length: rapid.Uint32Range(0, MaxMessage).Draw(t, "length"), Placement: 3, Selectivity: 1}
+		wr.RemoteAddr = wide.Draw(t, "va")
+	default:
+		wr.ImmData, wr.RemoteAddr, wr.CompareAdd = number.Draw(t, "immediate"), wide.Draw(t, "va")&^7, wide.Draw(t, "add")
+	}
+	wr.RKey, wr.Swap, wr.Access = number.Draw(t, "rkey"), wide.Draw(t, "swap"), number.Draw(t, "access")
+	return wr
+}
+
+func knownOpcodes() (known []Opcode) {
+	for o := range Opcode(255) {
+		if o.Known() {
+			known = append(known, o)
+		}
+	}
+	return known
+}
+
 // TestRequestsRoundTrip: what is posted is what is read, whatever was in the slot before.
 func TestRequestsRoundTrip(t *testing.T) {
+	require.Len(t, knownOpcodes(), 13)
 	rapid.Check(t, func(t *rapid.T) {
-		const maxSGE = 4
-		p, c := ends(t, newMemory(SendLayout(3, maxSGE), 0), SendLayout(3, maxSGE))
-		rp, rc := ends(t, newMemory(RecvLayout(3, maxSGE), 0), RecvLayout(3, maxSGE))
-		got := SendWR{SGList: make([]SGE, 0, maxSGE)}
-		gotReceive := RecvWR{SGList: make([]SGE, 0, maxSGE)}
+		limits := SendLimits{MaxSGE: 4, MaxInline: 100}
+		layout := SendLayout(3, limits.MaxSGE, limits.MaxInline)
+		p, c := ends(t, newMemory(layout, 0), layout)
+		rp, rc := ends(t, newMemory(RecvLayout(3, limits.MaxSGE), 0), RecvLayout(3, limits.MaxSGE))
+		got := SendWR{SGList: make([]SGE, 0, limits.MaxSGE), Inline: make([]byte, 0, limits.MaxInline)}
+		gotReceive := RecvWR{SGList: make([]SGE, 0, limits.MaxSGE)}
 		for range 10 {
-			want := SendWR{
-				WRID: rapid.Uint64().Draw(t, "id"), Opcode: Opcode(rapid.IntRange(0, 4).Draw(t, "opcode")),
-				Flags: SendFlags(rapid.IntRange(0, 7).Draw(t, "flags")), SGList: drawSGList(t, maxSGE),
-				ImmData: rapid.Uint32().Draw(t, "immediate"), RemoteAddr: rapid.Uint64().Draw(t, "va"), RKey: rapid.Uint32().Draw(t, "rkey"),
-			}
-			require.NoError(t, p.PostSend(&want))
+			want := drawSend(t, limits)
+			require.NoError(t, p.PostSend(&want, limits, pattern{}))
 			require.Equal(t, 1, c.Available(0))
 			require.True(t, c.ReadSend(0, &got))
+			want.Inline = []byte{}
+			if want.Opcode == BindWindow {
+				want.Access = want.Bind.Access
+			}
+			if want.Flags&SendInline != 0 {
+				length, err := checkSGList(want.SGList, limits.MaxSGE)
+				require.NoError(t, err)
+				want.Inline = make([]byte, length)
+				require.NoError(t, pattern{}.Gather(want.SGList, want.Inline))
+				want.SGList = []SGE{}
+			}
 			require.Equal(t, want, got)
 			c.Release(1)
 
-			receive := RecvWR{WRID: rapid.Uint64().Draw(t, "id"), SGList: drawSGList(t, maxSGE)}
+			receive := RecvWR{WRID: rapid.Uint64().Draw(t, "id"), SGList: drawSGList(t, limits.MaxSGE)}
 			require.NoError(t, rp.PostRecv(&receive))
 			require.Equal(t, 1, rc.Available(0))
 			require.True(t, rc.ReadRecv(0, &gotReceive))
@@ -66,6 +134,9 @@ func TestCompletionsRoundTrip(t *testing.T) {
 				QPN: roce.QPN(number.Draw(t, "QPN")), PSN: roce.PSN(number.Draw(t, "PSN")), Syndrome: roce.Syndrome(small.Draw(t, "syndrome")),
 				Retries: small.Draw(t, "retries"), RNRRetries: small.Draw(t, "RNR retries"),
 			}
+			if wc.Flags&WCWithInvalidate != 0 {
+				wc.InvalidatedRKey, wc.ImmData = wc.ImmData, 0
+			}
 			want = append(want, wc)
 			require.True(t, p.WriteCompletion(&wc))
 		}
@@ -79,19 +150,39 @@ func TestCompletionsRoundTrip(t *testing.T) {
 
 // TestPostRefused: what cannot be right is refused before it reaches the ring, and takes no slot.
 func TestPostRefused(t *testing.T) {
-	layout := SendLayout(1, 2)
+	limits := SendLimits{MaxSGE: 2, MaxInline: 40}
+	layout := SendLayout(1, limits.MaxSGE, limits.MaxInline)
 	p, c := ends(t, newMemory(layout, 0), layout)
-	for want, wr := range map[error]SendWR{
-		ErrOpcode:      {Opcode: 5},
-		ErrFlags:       {Flags: 8},
-		ErrTooManySGEs: {SGList: make([]SGE, 3)},
-		ErrTooLong:     {SGList: []SGE{{Length: 1 << 31}, {Length: 1}}},
+	word := []SGE{{Length: 8}}
+	for _, test := range []struct {
+		want error
+		wr   SendWR
+	}{
+		{ErrOpcode, SendWR{Opcode: 10}},
+		{ErrOpcode, SendWR{Opcode: 255}},
+		{ErrFlags, SendWR{Flags: 16}},
+		{ErrFlags, SendWR{Opcode: RDMARead, Flags: SendInline}},
+		{ErrFlags, SendWR{Opcode: CompareSwap, Flags: SendInline, SGList: word}},
+		{ErrInline, SendWR{Opcode: Send, Flags: SendInline, SGList: []SGE{{Length: 20}, {Length: 21}}}},
+		{ErrTooManySGEs, SendWR{SGList: make([]SGE, 3)}},
+		{ErrTooManySGEs, SendWR{Opcode: LocalInvalidate, SGList: word}},
+		{ErrTooManySGEs, SendWR{Opcode: Flush, Flush: FlushRange{Placement: 1}, SGList: word}},
+		{ErrTooLong, SendWR{SGList: []SGE{{Length: 1 << 31}, {Length: 1}}}},
+		{ErrTooLong, SendWR{Opcode: Flush, Flush: FlushRange{Placement: 1, Length: 1<<31 + 1}}},
+		{ErrFlags, SendWR{Opcode: Flush}},
+		{ErrFlags, SendWR{Opcode: Flush, Flush: FlushRange{Placement: 4}}},
+		{ErrFlags, SendWR{Opcode: Flush, Flush: FlushRange{Placement: 1, Selectivity: 2}}},
+		{ErrWord, SendWR{Opcode: CompareSwap}},
+		{ErrWord, SendWR{Opcode: FetchAdd, SGList: []SGE{{Length: 7}}}},
+		{ErrWord, SendWR{Opcode: AtomicWrite, SGList: []SGE{{Length: 9}}}},
+		{ErrWord, SendWR{Opcode: FetchAdd, SGList: word, RemoteAddr: 4}},
+		{ErrWord, SendWR{Opcode: AtomicWrite, SGList: word, RemoteAddr: 7}},
 	} {
-		require.ErrorIs(t, p.PostSend(&wr), want)
+		require.ErrorIs(t, p.PostSend(&test.wr, limits, pattern{}), test.want, "%+v", test.wr)
 	}
 	require.Zero(t, c.Available(0))
-	require.NoError(t, p.PostSend(&SendWR{SGList: []SGE{{Length: 1 << 31}, {}}}))
-	require.ErrorIs(t, p.PostSend(&SendWR{}), ErrFull)
+	require.NoError(t, p.PostSend(&SendWR{SGList: []SGE{{Length: 1 << 31}, {}}}, limits, nil))
+	require.ErrorIs(t, p.PostSend(&SendWR{}, limits, nil), ErrFull)
 
 	p, c = ends(t, newMemory(RecvLayout(1, 2), 0), RecvLayout(1, 2))
 	require.ErrorIs(t, p.PostRecv(&RecvWR{SGList: make([]SGE, 3)}), ErrTooManySGEs)
@@ -104,21 +195,26 @@ func TestPostRefused(t *testing.T) {
 // TestReadRefused: a request that no honest producer writes is refused when it is read; its number is there all the same,
 // for the completion.
 func TestReadRefused(t *testing.T) {
-	layout := SendLayout(1, 2)
+	limits := SendLimits{MaxSGE: 2, MaxInline: 20}
+	layout := SendLayout(1, limits.MaxSGE, limits.MaxInline)
 	for name, spoil := range map[string]func(slot []byte){
-		"opcode":       func(s []byte) { s[8] = 5 },
+		"opcode":       func(s []byte) { s[8] = 10 },
+		"atomic":       func(s []byte) { s[8] = uint8(FetchAdd) },
 		"flags":        func(s []byte) { s[9] = 0x80 },
+		"inline":       func(s []byte) { s[9] = uint8(SendInline); binary.NativeEndian.PutUint16(s[10:], 21) },
+		"max inline":   func(s []byte) { s[9] = uint8(SendInline); binary.NativeEndian.PutUint16(s[10:], 65535) },
 		"3 elements":   func(s []byte) { binary.NativeEndian.PutUint16(s[10:], 3) },
 		"max elements": func(s []byte) { binary.NativeEndian.PutUint16(s[10:], 65535) },
 	} {
 		p, c := ends(t, newMemory(layout, 0), layout)
-		require.NoError(t, p.PostSend(&SendWR{WRID: 77, SGList: make([]SGE, 2)}))
+		require.NoError(t, p.PostSend(&SendWR{WRID: 77, SGList: make([]SGE, 2)}, limits, nil))
 		spoil(c.Slot(0))
 		require.Equal(t, 1, c.Available(0))
-		wr := SendWR{SGList: make([]SGE, 0, 2)}
+		wr := SendWR{SGList: make([]SGE, 0, 2), Inline: make([]byte, 0, 20)}
 		require.False(t, c.ReadSend(0, &wr), name)
 		require.Equal(t, uint64(77), wr.WRID, name)
 		require.LessOrEqual(t, len(wr.SGList), 2, name)
+		require.LessOrEqual(t, len(wr.Inline), 20, name)
 	}
 	p, c := ends(t, newMemory(RecvLayout(1, 2), 0), RecvLayout(1, 2))
 	require.NoError(t, p.PostRecv(&RecvWR{WRID: 78}))
@@ -150,12 +246,18 @@ func TestArm(t *testing.T) {
 
 // TestValues: the numbers are those of libibverbs, which programs in other languages write and read.
 func TestValues(t *testing.T) {
-	require.Equal(t, []Opcode{0, 1, 2, 3, 4}, []Opcode{RDMAWrite, RDMAWriteWithImmediate, Send, SendWithImmediate, RDMARead})
-	require.Equal(t, []SendFlags{1, 2, 4}, []SendFlags{SendFence, SendSignaled, SendSolicited})
-	require.Equal(t, []WCOpcode{0, 1, 2, 128, 129}, []WCOpcode{WCSend, WCRDMAWrite, WCRDMARead, WCRecv, WCRecvRDMAWithImmediate})
-	require.Equal(t, []WCOpcode{1, 1, 0, 0, 2}, []WCOpcode{
-		RDMAWrite.Completed(), RDMAWriteWithImmediate.Completed(), Send.Completed(), SendWithImmediate.Completed(), RDMARead.Completed(),
+	require.Equal(t, []Opcode{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 15}, []Opcode{
+		RDMAWrite, RDMAWriteWithImmediate, Send, SendWithImmediate, RDMARead, CompareSwap, FetchAdd, LocalInvalidate,
+		BindWindow, SendWithInvalidate, Flush, AtomicWrite,
 	})
+	require.Equal(t, []SendFlags{1, 2, 4, 8}, []SendFlags{SendFence, SendSignaled, SendSolicited, SendInline})
+	require.Equal(t, []WCOpcode{0, 1, 2, 128, 129}, []WCOpcode{WCSend, WCRDMAWrite, WCRDMARead, WCRecv, WCRecvRDMAWithImmediate})
+	completed := []WCOpcode{}
+	for _, o := range knownOpcodes() {
+		completed = append(completed, o.Completed())
+	}
+	require.Equal(t, []WCOpcode{1, 1, 0, 0, 2, 3, 4, 6, 5, 0, 8, 9, 10}, completed)
+	require.Equal(t, []WCFlags{2, 8}, []WCFlags{WCWithImmediate, WCWithInvalidate})
 	for _, s := range []struct {
 		value WCStatus
 		text  string

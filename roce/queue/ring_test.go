@@ -90,7 +90,7 @@ func TestRingHostile(t *testing.T) {
 		const maxSGE = 3
 		capacity := rapid.IntRange(1, 20).Draw(t, "capacity")
 		layout := rapid.SampledFrom([]Layout{
-			SendLayout(capacity, maxSGE), RecvLayout(capacity, maxSGE), CompletionLayout(capacity),
+			SendLayout(capacity, maxSGE, 20), RecvLayout(capacity, maxSGE), CompletionLayout(capacity),
 		}).Draw(t, "layout")
 		// The ring lies in the middle of memory that must not change.
 		all := make([]byte, 64+layout.Size()+64)
@@ -100,7 +100,7 @@ func TestRingHostile(t *testing.T) {
 		memory := all[64 : 64+layout.Size()]
 		clear(memory)
 		p, c := ends(t, memory, layout)
-		send := SendWR{SGList: make([]SGE, 0, maxSGE)}
+		send := SendWR{SGList: make([]SGE, 0, maxSGE), Inline: make([]byte, 0, 20)}
 		receive := RecvWR{SGList: make([]SGE, 0, maxSGE)}
 		completions := make([]WC, 2*capacity)
 		t.Repeat(map[string]func(*rapid.T){
@@ -116,8 +116,8 @@ func TestRingHostile(t *testing.T) {
 				require.LessOrEqual(t, free, capacity)
 				require.LessOrEqual(t, p.Used(), capacity)
 				switch layout {
-				case SendLayout(capacity, maxSGE):
-					_ = p.PostSend(&SendWR{SGList: make([]SGE, maxSGE)})
+				case SendLayout(capacity, maxSGE, 20):
+					_ = p.PostSend(&SendWR{SGList: make([]SGE, maxSGE)}, SendLimits{MaxSGE: maxSGE}, nil)
 				case RecvLayout(capacity, maxSGE):
 					_ = p.PostRecv(&RecvWR{SGList: make([]SGE, maxSGE)})
 				default:
@@ -135,7 +135,7 @@ func TestRingHostile(t *testing.T) {
 				}
 				for i := range n {
 					valid := false
-					if layout == SendLayout(capacity, maxSGE) {
+					if layout == SendLayout(capacity, maxSGE, 20) {
 						valid = c.ReadSend(i, &send)
 						require.False(t, valid && !send.Opcode.Known())
 					} else {

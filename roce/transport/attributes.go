@@ -33,8 +33,8 @@ const (
 	StateInit  State = 1
 	StateRTR   State = 2 // ready to receive
 	StateRTS   State = 3 // ready to send
-	StateSQD   State = 4 // send queue draining; not supported
-	StateSQE   State = 5 // send queue error; not supported
+	StateSQD   State = 4 // send queue draining: what was started is finished, nothing new is
+	StateSQE   State = 5 // send queue error, which a reliable connection never gets into
 	StateError State = 6
 )
 
@@ -78,6 +78,10 @@ type Attributes struct {
 	Timeout         uint8 // local ACK timeout, 4.096 us * 2^Timeout; 0 waits for ever
 	RetryCount      uint8 // resends without progress before the QP fails, 0..7
 	RNRRetry        uint8 // the same after RNR NAKs; 7 means for ever
+	// EnSQDAsyncNotify asks for EventSQDrained.
+	EnSQDAsyncNotify bool
+	// Draining says that the QP is in SQD and has not drained yet. Modify ignores it.
+	Draining bool
 }
 
 // AttributeMask says which Attributes a Modify sets; the bits are those of enum ibv_qp_attr_mask.
@@ -87,6 +91,7 @@ type AttributeMask uint32
 const (
 	MaskState           AttributeMask = 1 << 0
 	MaskCurrentState    AttributeMask = 1 << 1
+	MaskEnSQDNotify     AttributeMask = 1 << 2
 	MaskAccess          AttributeMask = 1 << 3
 	MaskPKeyIndex       AttributeMask = 1 << 4
 	MaskPort            AttributeMask = 1 << 5
@@ -108,7 +113,7 @@ var maskNames = []struct {
 	name string
 }{
 	{MaskState, "STATE"}, {MaskCurrentState, "CUR_STATE"}, {MaskAccess, "ACCESS_FLAGS"},
-	{MaskPKeyIndex, "PKEY_INDEX"}, {MaskPort, "PORT"}, {MaskAV, "AV"}, {MaskPathMTU, "PATH_MTU"},
+	{MaskEnSQDNotify, "EN_SQD_ASYNC_NOTIFY"}, {MaskPKeyIndex, "PKEY_INDEX"}, {MaskPort, "PORT"}, {MaskAV, "AV"}, {MaskPathMTU, "PATH_MTU"},
 	{MaskTimeout, "TIMEOUT"}, {MaskRetryCount, "RETRY_CNT"}, {MaskRNRRetry, "RNR_RETRY"},
 	{MaskRQPSN, "RQ_PSN"}, {MaskMaxRDAtomic, "MAX_QP_RD_ATOMIC"}, {MaskMinRNRTimer, "MIN_RNR_TIMER"},
 	{MaskSQPSN, "SQ_PSN"}, {MaskMaxDestRDAtomic, "MAX_DEST_RD_ATOMIC"}, {MaskDestinationQPN, "DEST_QPN"},
@@ -161,6 +166,13 @@ var transitions = []transition{
 		optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer,
 	},
 	{from: StateRTS, to: StateRTS, optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+	{from: StateRTS, to: StateSQD, optional: MaskEnSQDNotify},
+	{from: StateSQD, to: StateRTS, optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+	{
+		from: StateSQD, to: StateSQD,
+		optional: MaskPort | MaskAV | MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskMaxRDAtomic |
+			MaskMaxDestRDAtomic | MaskAccess | MaskPKeyIndex | MaskMinRNRTimer,
+	},
 }
 
 // checkTransition says whether a QP in state from may be modified with these attributes.
@@ -196,6 +208,10 @@ func checkTransition(from State, a *Attributes, mask AttributeMask) error {
 	return checkRanges(a, given)
 }
 
+// permitted are the access flags that a QP may have. LocalWrite and BindWindow have no meaning for it, but programs pass them.
+const permitted = memory.LocalWrite | memory.RemoteWrite | memory.RemoteRead | memory.RemoteAtomic | memory.BindWindow |
+	memory.FlushGlobal | memory.FlushPersistent
+
 func checkRanges(a *Attributes, mask AttributeMask) error {
 	for _, r := range []struct {
 		bit        AttributeMask
@@ -221,7 +237,7 @@ func checkRanges(a *Attributes, mask AttributeMask) error {
 		return fmt.Errorf("%w: PATH_MTU is %d, the values are 1 (256 bytes) to 5 (4096 bytes)", ErrAttribute, uint8(a.PathMTU))
 	}
 	if mask&MaskAccess != 0 {
-		if unknown := a.Access &^ (memory.LocalWrite | memory.RemoteWrite | memory.RemoteRead | memory.RemoteAtomic); unknown != 0 {
+		if unknown := a.Access &^ permitted; unknown != 0 {
 			return fmt.Errorf("%w: ACCESS_FLAGS has unknown bits %#x", ErrAttribute, uint32(unknown))
 		}
 	}
@@ -249,4 +265,5 @@ func (a *Attributes) merge(b *Attributes, mask AttributeMask) {
 	set(MaskTimeout, func() { a.Timeout = b.Timeout })
 	set(MaskRetryCount, func() { a.RetryCount = b.RetryCount })
 	set(MaskRNRRetry, func() { a.RNRRetry = b.RNRRetry })
+	set(MaskEnSQDNotify, func() { a.EnSQDAsyncNotify = b.EnSQDAsyncNotify })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
-var allStates = []State{StateReset, StateInit, StateRTR, StateRTS, StateError}
+var allStates = []State{StateReset, StateInit, StateRTR, StateRTS, StateSQD, StateError}
 
 // valid are attributes of which each is in range.
 func valid() Attributes {
@@ -36,7 +36,7 @@ func (fullCQ) Complete(*queue.WC, bool) bool { return false }
 
 // newQP makes a queue pair with empty queues.
 func newQP(t require.TestingT, e *Engine) *QP {
-	layout := queue.SendLayout(4, 1)
+	layout := queue.SendLayout(4, 1, 0)
 	send, err := queue.NewConsumer(make([]byte, layout.Size()), layout)
 	require.NoError(t, err)
 	q, err := NewQP(Config{
@@ -59,6 +59,7 @@ func in(t require.TestingT, state State) *QP {
 		{StateInit, MaskPKeyIndex | MaskPort | MaskAccess},
 		{StateRTR, MaskAV | MaskPathMTU | MaskDestinationQPN | MaskRQPSN | MaskMaxDestRDAtomic | MaskMinRNRTimer},
 		{StateRTS, MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxRDAtomic},
+		{StateSQD, 0},
 		{StateError, 0},
 	} {
 		if q.State() == state {
@@ -92,9 +93,17 @@ var table = map[[2]State]struct{ required, optional AttributeMask }{
 		required: MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxRDAtomic,
 		optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer,
 	},
-	{StateRTS, StateReset}:   {},
-	{StateRTS, StateError}:   {},
-	{StateRTS, StateRTS}:     {optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+	{StateRTS, StateReset}: {},
+	{StateRTS, StateError}: {},
+	{StateRTS, StateRTS}:   {optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+	{StateRTS, StateSQD}:   {optional: MaskEnSQDNotify},
+	{StateSQD, StateRTS}:   {optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
+	{StateSQD, StateSQD}: {
+		optional: MaskPort | MaskAV | MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskMaxRDAtomic | MaskMaxDestRDAtomic |
+			MaskAccess | MaskPKeyIndex | MaskMinRNRTimer,
+	},
+	{StateSQD, StateReset}:   {},
+	{StateSQD, StateError}:   {},
 	{StateError, StateReset}: {},
 	{StateError, StateError}: {},
 }
@@ -113,7 +122,7 @@ func eachBit(f func(bit AttributeMask)) {
 // on top. A refusal changes nothing.
 func TestTransitions(t *testing.T) {
 	for _, from := range allStates {
-		for _, to := range append(allStates, 4, 5, 200) {
+		for _, to := range append(allStates, StateSQE, 200) {
 			t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
 				row, exists := table[[2]State{from, to}]
 				try := func(mask AttributeMask) error {
@@ -191,7 +200,7 @@ func TestRanges(t *testing.T) {
 		{"RNR_RETRY", func(a *Attributes, beyond bool) { a.RNRRetry = pick[uint8](beyond, 7, 8) }},
 		{"MAX_QP_RD_ATOMIC", func(a *Attributes, beyond bool) { a.MaxRDAtomic = pick[uint8](beyond, 128, 129) }},
 		{"MAX_DEST_RD_ATOMIC", func(a *Attributes, beyond bool) { a.MaxDestRDAtomic = pick[uint8](beyond, 128, 129) }},
-		{"ACCESS_FLAGS", func(a *Attributes, beyond bool) { a.Access = pick[memory.Access](beyond, 15, 16) }},
+		{"ACCESS_FLAGS", func(a *Attributes, beyond bool) { a.Access = pick[memory.Access](beyond, 0x31F, 0x20) }},
 	} {
 		var bit AttributeMask
 		for _, n := range maskNames {

@@ -3,12 +3,12 @@ package transport
 // The completer takes the responses of the peer and retires send requests.
 //
 // Way of a response: it lies between una and next or it is dropped; an acknowledgement or a NAK
-// acknowledges everything before it, as far as no unanswered READ is in between; a READ response at una is placed into
-// the request's memory, one behind una shows that others were lost. Whatever made progress completes requests from
+// acknowledges everything before it, as far as no unanswered READ or atomic is in between; a READ response at una is
+// placed into the request's memory, one behind una shows that others were lost. Whatever made progress completes requests from
 // the oldest on, in posting order, reloads the retry counters and moves the deadline.
 
 import (
-	"time"
+	"encoding/binary"
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
@@ -22,20 +22,28 @@ func (q *QP) receiveResponse(p *roce.Packet) {
 		q.drop(roce.DropUnexpectedResponse)
 		return
 	}
+	aeth := p.AETH()
+	if aeth != nil && aeth.Syndrome().IsAck() && sequence+1 >= r.una && r.credits.update(aeth.Syndrome(), aeth.MSN()) {
+		q.engine.Ready(q)
+	}
 	if sequence < r.una {
-		if p.Opcode == roce.RCAcknowledge && isFatal(p.AETH().Syndrome()) && q.breaksRead(sequence) {
-			r.lastSyndrome = p.AETH().Syndrome()
+		if aeth != nil && isFatal(aeth.Syndrome()) && q.breaksRead(sequence) {
+			r.lastSyndrome = aeth.Syndrome()
 			q.fail(statusOf(r.lastSyndrome))
 			return
 		}
 		q.drop(roce.DropStaleResponse)
 		return
 	}
-	switch p.Info.Operation {
-	case roce.OperationAcknowledge:
-		q.receiveAcknowledge(sequence, p.AETH().Syndrome())
-	case roce.OperationReadResponse:
+	switch {
+	case p.Info.Operation == roce.OperationAcknowledge, aeth != nil && !aeth.Syndrome().IsAck():
+		// Which packet carries the NAK of a READ or an atomic is disputed: some responders put it into the form that the
+		// response would have had.
+		q.receiveAcknowledge(sequence, aeth.Syndrome())
+	case p.Info.Operation == roce.OperationReadResponse:
 		q.receiveReadResponse(sequence, p)
+	case p.Info.Operation == roce.OperationAtomicAcknowledge:
+		q.receiveAtomicAcknowledge(sequence, p)
 	default:
 		q.drop(roce.DropUnexpectedResponse)
 	}
@@ -111,7 +119,7 @@ func statusOf(syndrome roce.Syndrome) queue.WCStatus {
 	return queue.WCRemOpErr
 }
 
-// acknowledge retires everything before the sequence number upTo. It stops at a READ that was not answered and
+// acknowledge retires everything before the sequence number upTo. It stops at a READ or atomic that was not answered and
 // then returns true: its response was lost, and the acknowledgement is a NAK of it (drivers/infiniband/hw/hfi1/rc.c: do_rc_ack).
 func (q *QP) acknowledge(upTo uint64) (implied bool) {
 	r := &q.requester
@@ -121,7 +129,7 @@ func (q *QP) acknowledge(upTo uint64) (implied bool) {
 		if w.end() <= una {
 			continue
 		}
-		if w.isRead() {
+		if w.answered() {
 			una = max(una, w.first)
 			implied = true
 			break
@@ -148,10 +156,10 @@ func (q *QP) progress(una uint64) {
 		r.seekCurrent()
 	}
 	answered := 0
-	for answered < r.readCount && r.reads[answered] <= una {
+	for answered < r.answerCount && r.answers[answered] <= una {
 		answered++
 	}
-	r.readCount = copy(r.reads, r.reads[answered:r.readCount])
+	r.answerCount = copy(r.answers, r.answers[answered:r.answerCount])
 	// What was refused for lack of a receive was executed after all: there is nothing to wait for.
 	r.waitingRNR = false
 	q.stopTimer()
@@ -159,13 +167,27 @@ func (q *QP) progress(una uint64) {
 		q.startAckTimer()
 	}
 	q.retire()
+	q.checkDrained()
 	q.engine.Ready(q)
+}
+
+// checkDrained tells the program when its send queue has drained: all that was started is complete
+// (IBTA volume 1, chapter 10, state SQD).
+func (q *QP) checkDrained() {
+	r := &q.requester
+	if q.state != StateSQD || r.drained || r.una != r.next || r.head < r.tail && r.work(r.head).first < r.next {
+		return
+	}
+	r.drained = true
+	if q.attrs.EnSQDAsyncNotify {
+		q.raise(EventSQDrained)
+	}
 }
 
 // retire completes the oldest requests that are done.
 func (q *QP) retire() {
 	r := &q.requester
-	for r.head < r.tail && q.state == StateRTS {
+	for r.head < r.tail && q.sends() {
 		w := r.work(r.head)
 		if w.status != queue.WCSuccess {
 			// It is the oldest and nothing of what was sent before it is open.
@@ -174,7 +196,7 @@ func (q *QP) retire() {
 			}
 			return
 		}
-		if w.end() > r.una {
+		if w.end() > r.una || w.isLocal() && !w.done {
 			return
 		}
 		q.completeSend(w, queue.WCSuccess)
@@ -218,35 +240,61 @@ func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	}
 }
 
-func (q *QP) receiveReadResponse(sequence uint64, p *roce.Packet) {
+// requestAt is the request that a response belongs to. It is nil if there is none, or if the request has failed already.
+func (q *QP) requestAt(sequence uint64) *work {
 	r := &q.requester
-	index := r.head
-	for index < r.tail && r.work(index).end() <= sequence {
-		index++
+	for i := r.head; i < r.tail; i++ {
+		if w := r.work(i); w.end() > sequence {
+			if w.status != queue.WCSuccess {
+				return nil
+			}
+			return w
+		}
 	}
-	w := r.work(index)
-	if index == r.tail || !w.isRead() || w.status != queue.WCSuccess {
-		q.drop(roce.DropUnexpectedResponse)
-		return
-	}
-	// It implies that everything before this READ was done.
+	return nil
+}
+
+// precede does what the response to w implies: everything before it was done. It returns false if the response is of no use:
+// one before it was lost, or the QP has failed.
+func (q *QP) precede(w *work, sequence uint64) bool {
 	implied := q.acknowledge(w.first)
-	if q.state != StateRTS {
-		return
+	if !q.sends() {
+		return false
 	}
-	if implied || sequence != r.una {
+	if implied || sequence != q.requester.una {
 		q.engine.counters.ImpliedNAKs++
 		q.drop(roce.DropOutOfSequence)
 		q.recover()
+		return false
+	}
+	return true
+}
+
+// receiveReadResponse takes a response to a READ, or the one to an atomic write or a FLUSH, which has no payload.
+func (q *QP) receiveReadResponse(sequence uint64, p *roce.Packet) {
+	r := &q.requester
+	w := q.requestAt(sequence)
+	switch {
+	case w == nil:
+		q.drop(roce.DropUnexpectedResponse)
+		return
+	case !w.answered() || w.wr.Opcode == queue.CompareSwap || w.wr.Opcode == queue.FetchAdd:
+		q.badResponse(w)
+		return
+	case !q.precede(w, sequence):
 		return
 	}
-	offset := (sequence - w.first) * q.mtu
-	if uint64(p.PayloadLength) != min(q.mtu, w.length-offset) {
+	length, offset := uint64(0), uint64(0)
+	if w.isRead() {
+		offset = (sequence - w.first) * q.mtu
+		length = min(q.mtu, w.length-offset)
+	}
+	if uint64(p.PayloadLength) != length {
 		q.stopAt(w, queue.WCLocLenErr)
 		return
 	}
 	last := sequence+1 == w.end()
-	if q.scatter(w.wr.SGList, offset, p, last) != memory.FaultNone {
+	if q.scatter(w.wr.SGList, offset, p.Payload(), length, last) != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return
 	}
@@ -256,23 +304,33 @@ func (q *QP) receiveReadResponse(sequence uint64, p *roce.Packet) {
 	q.progress(sequence + 1)
 }
 
-// waitRNR holds everything until the peer's time has passed, then resends from una.
-func (q *QP) waitRNR(syndrome roce.Syndrome) {
+// receiveAtomicAcknowledge takes the response to an atomic: the word as it was.
+func (q *QP) receiveAtomicAcknowledge(sequence uint64, p *roce.Packet) {
 	r := &q.requester
-	const forEver = 7
-	if q.attrs.RNRRetry != forEver {
-		if r.rnrRetries >= q.attrs.RNRRetry {
-			q.engine.counters.RNRRetriesExceeded++
-			q.fail(queue.WCRNRRetryExcErr)
-			return
-		}
-		r.rnrRetries++
+	w := q.requestAt(sequence)
+	switch {
+	case w == nil:
+		q.drop(roce.DropUnexpectedResponse)
+		return
+	case w.wr.Opcode != queue.CompareSwap && w.wr.Opcode != queue.FetchAdd:
+		q.badResponse(w)
+		return
+	case !q.precede(w, sequence):
+		return
 	}
-	q.rewind()
-	r.waitingRNR = true
-	r.recovering = false
-	q.setTimer(q.engine.now + Time(roce.RNRTimer(syndrome.Value())/time.Nanosecond))
+	// Big endian on the wire, host order in memory.
+	binary.NativeEndian.PutUint64(q.word[:], p.AtomicAckETH().Original())
+	q.wordPieces[0] = q.word[:]
+	if q.scatter(w.wr.SGList, 0, q.wordPieces[:], uint64(len(q.word)), true) != memory.FaultNone {
+		q.stopAt(w, queue.WCLocProtErr)
+		return
+	}
+	r.lastSyndrome = p.AETH().Syndrome()
+	q.progress(sequence + 1)
 }
+
+// badResponse ends a request that was answered with something that can never be its answer.
+func (q *QP) badResponse(w *work) { q.stopAt(w, queue.WCBadRespErr) }
 
 // fail completes the oldest send request with status and brings the QP into the error state.
 func (q *QP) fail(status queue.WCStatus) {
@@ -291,10 +349,15 @@ func (q *QP) fail(status queue.WCStatus) {
 
 // enterError moves the QP to the error state and flushes both queues, in posting order.
 func (q *QP) enterError() {
+	entered := q.state != StateError
 	q.setState(StateError)
 	q.stopTimer()
 	q.engine.Ready(q) // the responder may have a last word
 	q.flush()
+	if entered && q.config.SharedReceive {
+		// Its receives are those of others, too: only the QP can tell that it takes no more of them.
+		q.raise(EventQPLastWQEReached)
+	}
 }
 
 // flush completes everything that waits in the rings. In the error state it also runs for what is posted later.

@@ -38,21 +38,25 @@ type Config struct {
 	RecvCQ  CompletionQueue
 	// SignalAll makes every send request complete as if it had SendSignaled.
 	SignalAll bool
-	// MaxSendSGE and MaxRecvSGE are the list lengths that the rings were made for.
-	MaxSendSGE, MaxRecvSGE int
+	// MaxSendSGE and MaxRecvSGE are the list lengths that the rings were made for, MaxInline the inline data in bytes.
+	MaxSendSGE, MaxRecvSGE, MaxInline int
+	// SharedReceive says that Receive belongs to other QPs, too.
+	SharedReceive bool
+	Events        Events // may be nil
 	// Window bounds the frames in flight towards the peer and, for READ, from it; 0 means DefaultWindow.
 	Window int
 }
 
 // QP is a queue pair. It belongs to the Engine that it was last given to by Attach.
 type QP struct {
-	config   Config
-	engine   *Engine
-	state    State
-	shared   atomic.Uint32 // state, for State
-	attrs    Attributes
-	template roce.HeaderTemplate
-	mtu      uint64 // path MTU in bytes
+	config    Config
+	principal memory.Principal // on whose behalf user memory is accessed
+	engine    *Engine
+	state     State
+	shared    atomic.Uint32 // state, for State
+	attrs     Attributes
+	template  roce.HeaderTemplate
+	mtu       uint64 // path MTU in bytes
 
 	ready     bool
 	readyNext *QP
@@ -69,6 +73,9 @@ type QP struct {
 	// completion is what a CompletionQueue is given: a local variable would be allocated, since it goes through an
 	// interface.
 	completion queue.WC
+	// word is the result of an atomic on its way to user memory, for the same reason.
+	word       [8]byte
+	wordPieces [1][]byte
 }
 
 // NewQP makes a queue pair in state RESET.
@@ -79,7 +86,7 @@ func NewQP(config Config) (*QP, error) {
 	if config.Window == 0 {
 		config.Window = DefaultWindow
 	}
-	q := &QP{config: config}
+	q := &QP{config: config, principal: memory.Principal{Domain: config.Domain, QPN: uint32(config.QPN)}}
 	q.requester.init(&config)
 	q.responder.init(&config)
 	return q, nil
@@ -103,15 +110,35 @@ func (q *QP) setState(s State) {
 func (q *QP) Attributes() Attributes {
 	a := q.attrs
 	a.State, a.CurrentState = q.state, q.state
+	a.Draining = q.state == StateSQD && !q.requester.drained
 	return a
 }
 
 // Failure is the completion that brought the QP into the error state; its Status is WCSuccess if there is none.
 func (q *QP) Failure() queue.WC { return q.failure }
 
+func (q *QP) raise(e EventType) {
+	if q.config.Events != nil {
+		q.config.Events.Event(e)
+	}
+}
+
 // CheckModify says whether Modify would accept the attributes.
 func (q *QP) CheckModify(a *Attributes, mask AttributeMask) error {
-	return checkTransition(q.state, a, mask)
+	if err := checkTransition(q.state, a, mask); err != nil {
+		return err
+	}
+	if q.state != StateSQD {
+		return nil
+	}
+	leaves := mask&MaskState != 0 && (a.State == StateError || a.State == StateReset)
+	if !q.requester.drained && !leaves {
+		return fmt.Errorf("%w: the send queue is still draining", ErrTransition)
+	}
+	if busy := q.responder.busy(); mask&MaskMaxDestRDAtomic != 0 && int(a.MaxDestRDAtomic) < busy {
+		return fmt.Errorf("%w: MAX_DEST_RD_ATOMIC is %d, the peer has %d READs or atomics in flight", ErrAttribute, a.MaxDestRDAtomic, busy)
+	}
+	return nil
 }
 
 // Modify changes state and attributes: all of it, or nothing and an error.
@@ -121,28 +148,51 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 	}
 	q.engine.now = now
 	q.attrs.merge(a, mask)
-	if mask&MaskState == 0 || a.State == q.state && a.State != StateError {
-		return nil
+	to := q.state
+	if mask&MaskState != 0 {
+		to = a.State
 	}
-	switch a.State {
-	case StateReset:
+	switch {
+	case to == StateReset:
 		q.reset()
-	case StateRTR:
+	case to == StateInit:
+		q.setState(StateInit)
+	case to == StateRTR:
 		q.template = roce.NewHeaderTemplate(q.attrs.Path)
 		q.mtu = uint64(q.attrs.PathMTU.Bytes())
 		q.responder.start(q.attrs.MaxDestRDAtomic)
 		q.setState(StateRTR)
-	case StateRTS:
+	case to == StateRTS && q.state == StateRTR:
 		q.requester.start(q.attrs.MaxRDAtomic)
 		q.window.start(q.config.Window)
 		q.setState(StateRTS)
 		q.engine.Ready(q)
-	case StateError:
+	case to == StateRTS:
+		q.setState(StateRTS) // from SQD: go on
+		q.engine.Ready(q)
+	case to == StateSQD && q.state == StateRTS:
+		q.requester.drained = false
+		q.setState(StateSQD)
+		q.checkDrained()
+	case to == StateSQD:
+		q.reconfigure(mask)
+	case to == StateError:
 		q.enterError()
-	default:
-		q.setState(a.State)
 	}
 	return nil
+}
+
+// reconfigure puts attributes to use that may change in SQD, while no request of this end is in flight.
+func (q *QP) reconfigure(mask AttributeMask) {
+	if mask&MaskAV != 0 {
+		q.template = roce.NewHeaderTemplate(q.attrs.Path)
+	}
+	if mask&MaskMaxRDAtomic != 0 {
+		q.requester.answers = make([]uint64, q.attrs.MaxRDAtomic)
+	}
+	if mask&MaskMaxDestRDAtomic != 0 {
+		q.responder.resize(q.attrs.MaxDestRDAtomic)
+	}
 }
 
 // reset brings the QP back to how it was made. Work requests still in the rings are dropped without a
@@ -211,7 +261,7 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 
 // expire is called when the QP's deadline has passed.
 func (q *QP) expire() {
-	if q.state == StateRTS {
+	if q.sends() {
 		q.requesterExpired()
 	}
 }
@@ -248,9 +298,13 @@ func (q *QP) seal(p packet) int {
 	return len(p.frame)
 }
 
-// gather copies the bytes of a list from offset on into payload. Length 0 elements may name anything.
-func (q *QP) gather(list []queue.SGE, offset uint64, payload []byte) memory.Fault {
-	for _, s := range list {
+// gather copies the data of a request from offset on into payload. Length 0 elements may name anything.
+func (q *QP) gather(w *work, offset uint64, payload []byte) memory.Fault {
+	if w.wr.Flags&queue.SendInline != 0 {
+		copy(payload, w.wr.Inline[offset:])
+		return memory.FaultNone
+	}
+	for _, s := range w.wr.SGList {
 		if len(payload) == 0 {
 			break
 		}
@@ -261,7 +315,7 @@ func (q *QP) gather(list []queue.SGE, offset uint64, payload []byte) memory.Faul
 		}
 		n := min(length-offset, uint64(len(payload)))
 		from := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
-		if fault := q.engine.memory.Read(q.config.Domain, 0, from, payload[:n]); fault != memory.FaultNone {
+		if fault := q.engine.memory.Read(q.principal, 0, from, payload[:n]); fault != memory.FaultNone {
 			return fault
 		}
 		payload, offset = payload[n:], 0
@@ -269,25 +323,25 @@ func (q *QP) gather(list []queue.SGE, offset uint64, payload []byte) memory.Faul
 	return memory.FaultNone
 }
 
-// scatter copies a packet's payload into the bytes of a list from offset on; final says that they end the
+// scatter copies length bytes of data into the bytes of a list from offset on; final says that they end the
 // message.
-func (q *QP) scatter(list []queue.SGE, offset uint64, p *roce.Packet, final bool) memory.Fault {
-	left := uint64(p.PayloadLength)
-	pieces := cutter{pieces: p.Payload()}
+func (q *QP) scatter(list []queue.SGE, offset uint64, data [][]byte, length uint64, final bool) memory.Fault {
+	left := length
+	pieces := cutter{pieces: data}
 	for _, s := range list {
 		if left == 0 {
 			break
 		}
-		length := uint64(s.Length)
-		if offset >= length {
-			offset -= length
+		size := uint64(s.Length)
+		if offset >= size {
+			offset -= size
 			continue
 		}
-		n := min(length-offset, left)
+		n := min(size-offset, left)
 		left -= n
 		into := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
-		data := pieces.cut(int(n))
-		if fault := q.engine.memory.Write(q.config.Domain, memory.LocalWrite, into, data, final && left == 0); fault != memory.FaultNone {
+		piece := pieces.cut(int(n))
+		if fault := q.engine.memory.Write(q.principal, memory.LocalWrite, into, piece, final && left == 0); fault != memory.FaultNone {
 			return fault
 		}
 		offset = 0

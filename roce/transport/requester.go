@@ -3,16 +3,15 @@ package transport
 // The requester turns send requests into request packets.
 //
 // Life of a send request: fetch copies it out of the ring, checks the copy and gives it its range of PSNs;
-// emitRequest writes its packets one by one, as far as the window and the READ limit permit, setting the
-// acknowledge bit often enough; completer.go retires it. A loss moves the cursor back (rewind) and the same packets
-// are made again from the same memory.
+// emitRequest writes its packets one by one, as far as the window, the peer's credits and the limit of READs and
+// atomics permit, setting the acknowledge bit often enough (local operations are executed instead: local.go);
+// completer.go retires it. A loss moves the cursor back (retransmit.go) and the same packets are made again from the same
+// memory.
 //
 // PSNs are kept as 64-bit sequence numbers whose low 24 bits, added to the first PSN, are the PSN on the
 // wire: comparisons need no care for the wrap. The cursor is where the next packet comes from; una <= cursor <= next.
 
 import (
-	"time"
-
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
@@ -26,13 +25,28 @@ type work struct {
 	wr     queue.SendWR
 	length uint64
 	first  uint64         // sequence number of its first packet
-	count  uint64         // packets, for READ response packets
+	count  uint64         // packets, for READ response packets; 0 for local operations
 	chunk  uint64         // READ: response packets asked for by one READ request
+	ssn    uint64         // number of its first message on the wire, the first of all is 1 (IBTA: send sequence number)
+	done   bool           // a local operation that was executed
 	status queue.WCStatus // failure found before or while sending; it shows when the request is the oldest
 }
 
-func (w *work) end() uint64  { return w.first + w.count }
-func (w *work) isRead() bool { return w.wr.Opcode == queue.RDMARead }
+func (w *work) end() uint64    { return w.first + w.count }
+func (w *work) isRead() bool   { return w.wr.Opcode == queue.RDMARead }
+func (w *work) answered() bool { return w.wr.Opcode.Answered() }
+func (w *work) isLocal() bool  { return w.wr.Opcode.Local() }
+
+// messages is how many requests it is on the wire.
+func (w *work) messages() uint64 {
+	switch {
+	case w.isLocal():
+		return 0
+	case w.isRead():
+		return (w.count + w.chunk - 1) / w.chunk
+	}
+	return 1
+}
 
 type requester struct {
 	works   []work // ring, indexed modulo its length by head..tail
@@ -44,12 +58,15 @@ type requester struct {
 	cursor    uint64 // next to send
 	next      uint64 // next that was never sent
 	allocated uint64 // first sequence number that belongs to no request
+	messages  uint64 // messages of all requests fetched so far
 
 	sinceAck uint64 // packets since the last that asked for an acknowledgement
 
-	// Ends of the READ requests in flight, oldest first.
-	reads     []uint64
-	readCount int
+	// Ends of the requests in flight that the peer answers (READ, atomic, FLUSH, atomic write), oldest first.
+	answers     []uint64
+	answerCount int
+
+	credits credits
 
 	retries, rnrRetries uint8 // used since the last progress
 	lastSyndrome        roce.Syndrome
@@ -58,6 +75,8 @@ type requester struct {
 	// yet: further news of the same loss starts no second resend.
 	recovering  bool
 	recoverFrom uint64
+
+	drained bool // in SQD: nothing that was started is open
 }
 
 func (r *requester) init(config *Config) {
@@ -67,16 +86,19 @@ func (r *requester) init(config *Config) {
 	}
 	r.works = make([]work, size)
 	lists := make([]queue.SGE, size*config.MaxSendSGE)
+	inline := make([]byte, size*config.MaxInline)
 	for i := range r.works {
 		at := i * config.MaxSendSGE
 		r.works[i].wr.SGList = lists[at : at : at+config.MaxSendSGE]
+		at = i * config.MaxInline
+		r.works[i].wr.Inline = inline[at : at : at+config.MaxInline]
 	}
 }
 
 func (r *requester) start(maxRDAtomic uint8) {
 	r.una, r.cursor, r.next, r.allocated = origin, origin, origin, origin
-	r.reads = make([]uint64, maxRDAtomic)
-	r.readCount = 0
+	r.answers = make([]uint64, maxRDAtomic)
+	r.answerCount = 0
 }
 
 func (r *requester) reset(config *Config) {
@@ -84,11 +106,12 @@ func (r *requester) reset(config *Config) {
 	*r = requester{works: r.works}
 }
 
-// seekCurrent moves current on to the request that the cursor is in. A request that failed is never passed:
-// nothing behind it may be sent.
+// seekCurrent moves current on to the request that the cursor is in. Neither a request that failed nor a local
+// operation that was not executed is ever passed: nothing behind it may be sent.
 func (r *requester) seekCurrent() {
 	for r.current < r.tail {
-		if w := r.work(r.current); w.status != queue.WCSuccess || w.end() > r.cursor {
+		w := r.work(r.current)
+		if w.status != queue.WCSuccess || w.end() > r.cursor || w.isLocal() && !w.done {
 			return
 		}
 		r.current++
@@ -98,6 +121,9 @@ func (r *requester) seekCurrent() {
 func (r *requester) work(index uint64) *work { return &r.works[index&uint64(len(r.works)-1)] }
 
 func (q *QP) requestPSN(sequence uint64) roce.PSN { return q.attrs.SQPSN.Add(uint32(sequence)) }
+
+// sends says whether the QP may send requests at all.
+func (q *QP) sends() bool { return q.state == StateRTS || q.state == StateSQD }
 
 // fetch takes the next request out of the ring.
 func (q *QP) fetch() bool {
@@ -109,9 +135,9 @@ func (q *QP) fetch() bool {
 	w := r.work(r.tail)
 	valid := q.config.Send.ReadSend(inFlight, &w.wr)
 	r.tail++
-	w.first = r.allocated
-	w.count, w.length = 0, 0
-	if w.status = q.validate(w, valid); w.status != queue.WCSuccess {
+	w.first, w.ssn = r.allocated, r.messages+1
+	w.count, w.length, w.done = 0, 0, false
+	if w.status = q.validate(w, valid); w.status != queue.WCSuccess || w.isLocal() {
 		return true
 	}
 	w.count = max(1, (w.length+q.mtu-1)/q.mtu)
@@ -120,56 +146,95 @@ func (q *QP) fetch() bool {
 		// READ is windowed by the requester: one READ of 2 GiB would make the responder flood without
 		// any acknowledgement. Boundaries are fixed per request, so that a restart stays within
 		// what one earlier request asked for: responders answer only such duplicates.
-		w.chunk = max(1, uint64(q.config.Window)/min(4, uint64(len(r.reads))))
+		w.chunk = max(1, uint64(q.config.Window)/min(4, uint64(len(r.answers))))
 	}
+	r.messages += w.messages()
 	return true
 }
 
 func (q *QP) validate(w *work, valid bool) queue.WCStatus {
-	if !valid || w.isRead() && len(q.requester.reads) == 0 {
+	if !valid || w.answered() && len(q.requester.answers) == 0 {
 		return queue.WCLocQPOpErr
 	}
 	need := memory.Access(0)
-	if w.isRead() {
+	if w.answered() && w.wr.Opcode != queue.AtomicWrite {
 		need = memory.LocalWrite
 	}
+	w.length = uint64(len(w.wr.Inline))
 	for _, s := range w.wr.SGList {
 		w.length += uint64(s.Length)
 		if s.Length == 0 {
 			continue
 		}
 		r := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
-		if q.engine.memory.Check(q.config.Domain, need, r) != memory.FaultNone {
+		if q.engine.memory.Check(q.principal, need, r) != memory.FaultNone {
 			return queue.WCLocProtErr
 		}
 	}
-	if w.length > queue.MaxMessage {
-		return queue.WCLocLenErr
-	}
 	return queue.WCSuccess
+}
+
+// mayStart says whether a request whose first packet is next, or a local operation, may begin now.
+func (q *QP) mayStart(w *work) bool {
+	r := &q.requester
+	switch {
+	case w.first < r.next:
+		return true // it is sent again
+	case q.state == StateSQD:
+		return false
+	case w.wr.Flags&queue.SendFence != 0 && r.answerCount > 0:
+		return false
+	case w.wr.Opcode == queue.LocalInvalidate || w.wr.Opcode == queue.RegisterRegion:
+		// The requests before it may still use the key (drivers/infiniband/hw/hfi1/rc.c waits, too).
+		return r.head == r.current
+	}
+	return !takesReceive(w.wr.Opcode) || r.credits.permit(w.ssn)
+}
+
+// takesReceive says whether an operation takes a receive of the peer.
+func takesReceive(o queue.Opcode) bool {
+	switch o {
+	case queue.Send, queue.SendWithImmediate, queue.SendWithInvalidate, queue.RDMAWriteWithImmediate:
+		return true
+	}
+	return false
 }
 
 // emitRequest writes the packet at the cursor into buffer and returns the frame's length, or 0 if there is
 // none to send now.
 func (q *QP) emitRequest(buffer []byte) int {
 	r := &q.requester
-	if q.state != StateRTS || r.waitingRNR {
-		return 0
+	for range quantum {
+		if !q.sends() || r.waitingRNR {
+			return 0
+		}
+		if r.current == r.tail && !q.fetch() {
+			return 0
+		}
+		w := r.work(r.current)
+		if w.status != queue.WCSuccess {
+			q.retire()
+			return 0
+		}
+		if r.cursor == w.first && !q.mayStart(w) {
+			return 0
+		}
+		switch {
+		case w.isLocal():
+			q.executeLocal(w)
+		case w.answered():
+			return q.emitAnswered(w, buffer)
+		default:
+			return q.emitMessage(w, buffer)
+		}
 	}
-	if r.current == r.tail && !q.fetch() {
-		return 0
-	}
-	w := r.work(r.current)
-	if w.status != queue.WCSuccess {
-		q.retire()
-		return 0
-	}
-	if w.wr.Flags&queue.SendFence != 0 && r.cursor == w.first && r.readCount > 0 {
-		return 0
-	}
-	if w.isRead() {
-		return q.emitReadRequest(w, buffer)
-	}
+	q.engine.Ready(q) // many local operations in a row: the others get their turn
+	return 0
+}
+
+// emitMessage writes a packet of a SEND or WRITE.
+func (q *QP) emitMessage(w *work, buffer []byte) int {
+	r := &q.requester
 	inFlight := r.cursor - r.una
 	if inFlight >= q.window.size {
 		return 0
@@ -178,14 +243,14 @@ func (q *QP) emitRequest(buffer []byte) int {
 	offset := index * q.mtu
 	payload := min(q.mtu, w.length-offset)
 	last := index == w.count-1
-	opcode := requestOpcode(w.wr.Opcode, index == 0, last)
+	opcode := messageOpcode(w.wr.Opcode, index == 0, last)
 	// Without the bit at the end of the window the sender would wait for an answer to a question that it
 	// never asked; on a resend it brings the earliest possible news.
 	ask := last || r.sinceAck+1 >= q.window.ackInterval() || inFlight+1 >= q.window.size ||
 		r.recovering && r.cursor == r.recoverFrom
 	p := q.layOut(buffer, roce.BTHFields{
 		Opcode:     opcode,
-		Solicited:  last && w.wr.Flags&queue.SendSolicited != 0 && w.wr.Opcode != queue.RDMAWrite,
+		Solicited:  last && w.wr.Flags&queue.SendSolicited != 0 && takesReceive(w.wr.Opcode),
 		AckRequest: ask,
 		PSN:        q.requestPSN(r.cursor),
 	}, int(payload))
@@ -198,7 +263,10 @@ func (q *QP) emitRequest(buffer []byte) int {
 	if info.Has(roce.HeaderImmDt) {
 		roce.ImmDtFields{Value: w.wr.ImmData}.Put(extension)
 	}
-	if q.gather(w.wr.SGList, offset, p.payload) != memory.FaultNone {
+	if info.Has(roce.HeaderIETH) {
+		roce.IETHFields{RKey: w.wr.InvalidateRKey}.Put(extension)
+	}
+	if q.gather(w, offset, p.payload) != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return 0
 	}
@@ -209,25 +277,58 @@ func (q *QP) emitRequest(buffer []byte) int {
 	return q.seal(p)
 }
 
-// emitReadRequest asks for the response packets from the cursor to the end of its chunk.
-func (q *QP) emitReadRequest(w *work, buffer []byte) int {
+// emitAnswered writes a request that the peer answers with a response of its own. A READ asks for the response packets
+// from the cursor to the end of its chunk.
+func (q *QP) emitAnswered(w *work, buffer []byte) int {
 	r := &q.requester
-	index := r.cursor - w.first
-	packets := min(w.chunk-index%w.chunk, w.count-index)
+	index, packets := r.cursor-w.first, uint64(1)
+	if w.isRead() {
+		packets = min(w.chunk-index%w.chunk, w.count-index)
+	}
 	inFlight := r.cursor - r.una
-	if r.readCount == len(r.reads) || inFlight > 0 && inFlight+packets > q.window.size {
+	switch {
+	case len(r.answers) == 0: // the limit was taken down to 0 in SQD
+		q.stopAt(w, queue.WCLocQPOpErr)
+		return 0
+	case r.answerCount >= len(r.answers), inFlight > 0 && inFlight+packets > q.window.size:
 		return 0
 	}
-	offset := index * q.mtu
-	length := min(packets*q.mtu, w.length-offset)
+	payload := 0
+	if w.wr.Opcode == queue.AtomicWrite {
+		payload = int(w.length)
+	}
 	p := q.layOut(buffer, roce.BTHFields{
-		Opcode:     roce.RCReadRequest,
+		Opcode:     answeredOpcodes[w.wr.Opcode],
 		AckRequest: true,
 		PSN:        q.requestPSN(r.cursor),
-	}, 0)
-	roce.RETHFields{VA: w.wr.RemoteAddr + offset, RKey: w.wr.RKey, Length: uint32(length)}.Put(p.extension)
-	r.reads[r.readCount] = r.cursor + packets
-	r.readCount++
+	}, payload)
+	reth := roce.RETHFields{VA: w.wr.RemoteAddr, RKey: w.wr.RKey}
+	switch w.wr.Opcode {
+	case queue.RDMARead:
+		offset := index * q.mtu
+		reth.VA += offset
+		reth.Length = uint32(min(packets*q.mtu, w.length-offset))
+		reth.Put(p.extension)
+	case queue.CompareSwap:
+		roce.AtomicETHFields{
+			VA: reth.VA, RKey: reth.RKey, SwapAdd: w.wr.Swap, Compare: w.wr.CompareAdd,
+		}.Put(p.extension)
+	case queue.FetchAdd:
+		roce.AtomicETHFields{VA: reth.VA, RKey: reth.RKey, SwapAdd: w.wr.CompareAdd}.Put(p.extension)
+	case queue.AtomicWrite:
+		reth.Length = uint32(w.length)
+		reth.Put(p.extension)
+	case queue.Flush:
+		roce.FETHFields{Selectivity: w.wr.Flush.Selectivity, Placement: w.wr.Flush.Placement}.Put(p.extension)
+		reth.Length = w.wr.Flush.Length
+		reth.Put(p.extension[roce.FETHLength:])
+	}
+	if q.gather(w, 0, p.payload) != memory.FaultNone {
+		q.stopAt(w, queue.WCLocProtErr)
+		return 0
+	}
+	r.answers[r.answerCount] = r.cursor + packets
+	r.answerCount++
 	r.sinceAck = 0
 	q.advance(w, packets)
 	return q.seal(p)
@@ -238,6 +339,8 @@ func (q *QP) advance(w *work, packets uint64) {
 	r := &q.requester
 	if r.cursor < r.next {
 		q.engine.counters.Retransmitted++
+	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
+		r.credits.sentFreely()
 	}
 	r.cursor += packets
 	r.next = max(r.next, r.cursor)
@@ -256,86 +359,32 @@ func (q *QP) stopAt(w *work, status queue.WCStatus) {
 	q.retire()
 }
 
-func requestOpcode(o queue.Opcode, first, last bool) roce.Opcode {
-	send := o == queue.Send || o == queue.SendWithImmediate
-	immediate := o == queue.SendWithImmediate || o == queue.RDMAWriteWithImmediate
-	pick := func(forSend, forWrite roce.Opcode) roce.Opcode {
-		if send {
-			return forSend
-		}
-		return forWrite
-	}
+var answeredOpcodes = [...]roce.Opcode{
+	queue.RDMARead:    roce.RCReadRequest,
+	queue.CompareSwap: roce.RCCompareSwap,
+	queue.FetchAdd:    roce.RCFetchAdd,
+	queue.Flush:       roce.RCFlush,
+	queue.AtomicWrite: roce.RCAtomicWrite,
+}
+
+// messageOpcodes are the opcodes of a SEND or WRITE by position.
+var messageOpcodes = [...]struct{ first, middle, last, only roce.Opcode }{
+	queue.RDMAWrite:              {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteOnly},
+	queue.RDMAWriteWithImmediate: {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImmediate, roce.RCWriteOnlyImmediate},
+	queue.Send:                   {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
+	queue.SendWithImmediate:      {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImmediate, roce.RCSendOnlyImmediate},
+	queue.SendWithInvalidate:     {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastInvalidate, roce.RCSendOnlyInvalidate},
+}
+
+func messageOpcode(o queue.Opcode, first, last bool) roce.Opcode {
+	codes := &messageOpcodes[o]
 	switch {
-	case first && last && immediate:
-		return pick(roce.RCSendOnlyImmediate, roce.RCWriteOnlyImmediate)
 	case first && last:
-		return pick(roce.RCSendOnly, roce.RCWriteOnly)
+		return codes.only
 	case first:
-		return pick(roce.RCSendFirst, roce.RCWriteFirst)
-	case last && immediate:
-		return pick(roce.RCSendLastImmediate, roce.RCWriteLastImmediate)
+		return codes.first
 	case last:
-		return pick(roce.RCSendLast, roce.RCWriteLast)
+		return codes.last
 	}
-	return pick(roce.RCSendMiddle, roce.RCWriteMiddle)
-}
-
-func (q *QP) startAckTimer() {
-	if timeout := roce.AckTimeout(q.attrs.Timeout); timeout > 0 {
-		q.setTimer(q.engine.now + Time(timeout/time.Nanosecond))
-	}
-}
-
-// rewind moves the cursor back to the oldest packet that was not acknowledged.
-func (q *QP) rewind() {
-	r := &q.requester
-	r.cursor = r.una
-	r.current = r.head
-	r.seekCurrent()
-	for r.readCount > 0 && r.reads[r.readCount-1] > r.cursor {
-		r.readCount--
-	}
-	r.sinceAck = 0
-	q.engine.Ready(q)
-}
-
-// recover resends from the oldest packet that was not acknowledged, unless that is under way already.
-func (q *QP) recover() {
-	r := &q.requester
-	if r.recovering && r.recoverFrom == r.una {
-		return
-	}
-	q.resend()
-}
-
-func (q *QP) resend() {
-	r := &q.requester
-	if r.retries >= q.attrs.RetryCount {
-		q.engine.counters.RetriesExceeded++
-		q.fail(queue.WCRetryExcErr)
-		return
-	}
-	r.retries++
-	q.engine.counters.Recoveries++
-	r.recovering, r.recoverFrom = true, r.una
-	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
-	q.window.lost()
-	q.rewind()
-	q.stopTimer()
-	q.startAckTimer()
-}
-
-// requesterExpired is called when the ACK timeout or an RNR wait has ended.
-func (q *QP) requesterExpired() {
-	r := &q.requester
-	if r.waitingRNR {
-		r.waitingRNR = false
-		q.engine.Ready(q)
-		return
-	}
-	if r.una == r.next {
-		return
-	}
-	q.engine.counters.Timeouts++
-	q.resend()
+	return codes.middle
 }

@@ -26,24 +26,6 @@ const (
 	messageWrite
 )
 
-// savedRead is a READ request that was accepted: its responses may still be due, and a duplicate may ask
-// for them again.
-type savedRead struct {
-	first, count uint64 // sequence numbers of the response packets
-	va, length   uint64
-	rkey         uint32
-	// Responses due are next..stop-1; start is where the run began, whose packet is a FIRST or an ONLY, and
-	// limit is the byte of the message where the run ends. sent is one past the newest response ever sent.
-	start, next, stop uint64
-	limit             uint64
-	sent              uint64
-}
-
-func (s *savedRead) due() bool { return s.next < s.stop }
-
-// unanswered says that the peer cannot have seen all responses yet.
-func (s *savedRead) unanswered() bool { return s.sent < s.first+s.count }
-
 // answer is the acknowledgement or NAK that is to be sent. A newer one replaces an older one: it acknowledges
 // everything before it too.
 type answer struct {
@@ -76,10 +58,13 @@ type responder struct {
 	lastPlain    uint64
 	hasLastPlain bool
 
-	// saved is a ring of the READ requests accepted last; savedNext is one past the newest.
-	saved     []savedRead
-	savedNext uint64
-	readsDue  int // saved READs with responses due
+	// saved is a ring of the requests with a response of their own accepted last (answered.go); savedNext is one
+	// past the newest.
+	saved        []savedRequest
+	savedNext    uint64
+	responsesDue int // saved requests with responses due
+
+	established bool // the first request of the peer has come
 
 	// lastWords says that the QP is in the error state and still owes the NAK that brought it there.
 	lastWords bool
@@ -91,7 +76,7 @@ func (r *responder) init(config *Config) {
 
 func (r *responder) start(maxDestRDAtomic uint8) {
 	r.expected = origin
-	r.saved = make([]savedRead, maxDestRDAtomic)
+	r.saved = make([]savedRequest, maxDestRDAtomic)
 }
 
 func (r *responder) reset(config *Config) {
@@ -106,6 +91,12 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 	distance := p.PSN.Diff(q.expectedPSN(r.expected))
 	switch {
 	case distance == 0:
+		if !r.established {
+			r.established = true
+			if q.state == StateRTR {
+				q.raise(EventCommEst)
+			}
+		}
 		r.refused = false
 		unsaid := r.answer.pending && r.answer.syndrome == roce.SyndromeNAKSequence
 		q.receiveExpected(p)
@@ -141,20 +132,31 @@ func (q *QP) answer(sequence uint64, syndrome roce.Syndrome) {
 }
 
 // refuse answers a request with a fatal NAK and moves the QP to the error state. The receive request that the
-// message claimed, if any, completes with status.
+// message claimed, if any, completes with status; otherwise an event tells the program.
 func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
-	r := &q.responder
 	q.engine.counters.SentFatalNAKs++
-	q.answer(r.expected, syndrome)
+	q.answer(q.responder.expected, syndrome)
+	q.breakOff(syndrome, status)
+}
+
+// breakOff moves the QP to the error state because of the request that is being processed. The answer that was noted
+// still leaves.
+func (q *QP) breakOff(syndrome roce.Syndrome, status queue.WCStatus) {
+	r := &q.responder
 	q.failure = queue.WC{
 		Status: status, Opcode: queue.WCRecv, QPN: q.config.QPN,
-		PSN: q.expectedPSN(r.expected), Syndrome: syndrome,
+		PSN: q.expectedPSN(r.answer.sequence), Syndrome: syndrome,
 	}
-	if r.claimed {
+	switch {
+	case r.claimed:
 		q.failure.WRID = r.receive.WRID
 		r.claimed = false
 		wc := q.failure
 		q.complete(q.config.RecvCQ, &wc, false)
+	case syndrome == roce.SyndromeNAKRemoteAccess:
+		q.raise(EventQPAccessErr)
+	default:
+		q.raise(EventQPReqErr)
 	}
 	r.lastWords = true
 	q.enterError()
@@ -174,15 +176,13 @@ func (q *QP) receiveExpected(p *roce.Packet) {
 		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
 		return
 	}
-	switch {
-	case operation == roce.OperationSend && !p.Info.Has(roce.HeaderIETH):
+	switch operation {
+	case roce.OperationSend:
 		q.receiveSend(p)
-	case operation == roce.OperationWrite:
+	case roce.OperationWrite:
 		q.receiveWrite(p)
-	case operation == roce.OperationRead:
-		q.receiveRead(p)
 	default:
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		q.receiveAnswered(p)
 	}
 }
 
@@ -241,12 +241,21 @@ func (q *QP) receiveSend(p *roce.Packet) {
 		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
 		return
 	}
-	if q.scatter(r.receive.SGList, r.received, p, p.Info.Ends()) != memory.FaultNone {
+	if q.scatter(r.receive.SGList, r.received, p.Payload(), uint64(p.PayloadLength), p.Info.Ends()) != memory.FaultNone {
 		q.refuse(roce.SyndromeNAKRemoteOperational, queue.WCLocProtErr)
 		return
 	}
 	r.received += uint64(p.PayloadLength)
 	r.message = messageSend
+	if p.Info.Has(roce.HeaderIETH) && q.engine.memory.Invalidate(q.principal, p.IETH().RKey()) != memory.FaultNone {
+		// The message itself has arrived, so it is acknowledged; what is wrong is a matter of this end
+		// (drivers/infiniband/sw/rxe/rxe_resp.c sends no NAK either).
+		r.expected++
+		r.msn++
+		q.answer(r.expected-1, roce.SyndromeAckNoCredits)
+		q.breakOff(roce.SyndromeAckNoCredits, queue.WCRemInvReqErr)
+		return
+	}
 	q.accept(p, queue.WCRecv, r.received)
 }
 
@@ -277,14 +286,14 @@ func (q *QP) receiveWrite(p *roce.Packet) {
 		return
 	}
 	// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
-	if p.Info.Starts() && left > 0 && q.engine.memory.Check(q.config.Domain, memory.RemoteWrite, r.write) != memory.FaultNone {
+	if p.Info.Starts() && left > 0 && q.engine.memory.Check(q.principal, memory.RemoteWrite, r.write) != memory.FaultNone {
 		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
 		return
 	}
 	if n > 0 {
 		into := r.write
 		into.Length = n
-		if q.engine.memory.Write(q.config.Domain, memory.RemoteWrite, into, p.Payload(), p.Info.Ends()) != memory.FaultNone {
+		if q.engine.memory.Write(q.principal, memory.RemoteWrite, into, p.Payload(), p.Info.Ends()) != memory.FaultNone {
 			q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
 			return
 		}
@@ -319,53 +328,11 @@ func (q *QP) accept(p *roce.Packet, opcode queue.WCOpcode, length uint64) {
 		wc.Flags |= queue.WCWithImmediate
 		wc.ImmData = p.ImmDt().Value()
 	}
+	if p.Info.Has(roce.HeaderIETH) {
+		wc.Flags |= queue.WCWithInvalidate
+		wc.InvalidatedRKey = p.IETH().RKey()
+	}
 	q.complete(q.config.RecvCQ, &wc, p.BTH.Solicited())
-}
-
-func (q *QP) receiveRead(p *roce.Packet) {
-	r := &q.responder
-	reth := p.RETH()
-	want := memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: uint64(reth.Length())}
-	if q.attrs.Access&memory.RemoteRead == 0 || len(r.saved) == 0 || p.PayloadLength != 0 || p.PadCount != 0 ||
-		want.Length > queue.MaxMessage {
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
-		return
-	}
-	if want.Length > 0 && q.engine.memory.Check(q.config.Domain, memory.RemoteRead, want) != memory.FaultNone {
-		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
-		return
-	}
-	s := &r.saved[r.savedNext%uint64(len(r.saved))]
-	if s.unanswered() {
-		// More READs in flight than the peer was granted.
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
-		return
-	}
-	if s.due() {
-		r.readsDue-- // for a late duplicate of a READ that the peer must have finished
-	}
-	count := max(1, (want.Length+q.mtu-1)/q.mtu)
-	*s = savedRead{
-		first: r.expected, count: count, va: want.Address, length: want.Length, rkey: want.Key, sent: r.expected,
-	}
-	r.savedNext++
-	// The READ takes all its PSNs and its MSN when it is accepted (hfi1_rc_rcv in
-	// drivers/infiniband/hw/hfi1/rc.c). Its response
-	// implies the acknowledgements before it.
-	r.expected += count
-	r.msn++
-	r.answer.pending = false
-	q.respond(s, s.first, want.Length)
-}
-
-// respond makes the responses for length bytes from the sequence number start on due.
-func (q *QP) respond(s *savedRead, start, length uint64) {
-	if !s.due() {
-		q.responder.readsDue++
-	}
-	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
-	s.limit = (start-s.first)*q.mtu + length
-	q.engine.Ready(q)
 }
 
 // receiveDuplicate answers a request that was executed before. It touches neither memory nor the state of a message in
@@ -377,38 +344,9 @@ func (q *QP) receiveDuplicate(p *roce.Packet, sequence uint64) {
 		if r.hasLastPlain && (!r.answer.pending || r.answer.sequence < r.lastPlain) {
 			q.answer(r.lastPlain, roce.SyndromeAckNoCredits)
 		}
-	case roce.OperationRead:
-		q.receiveDuplicateRead(p, sequence)
 	default:
-		q.drop(roce.DropDuplicateUnanswerable)
+		q.receiveDuplicateAnswered(p, sequence)
 	}
-}
-
-// receiveDuplicateRead sends responses again, with the bytes as they are now. The request may ask for the rest
-// of the original only: a READ restart.
-func (q *QP) receiveDuplicateRead(p *roce.Packet, sequence uint64) {
-	reth := p.RETH()
-	s := q.responder.findRead(sequence)
-	if s == nil {
-		q.drop(roce.DropDuplicateUnanswerable)
-		return
-	}
-	offset := (sequence - s.first) * q.mtu
-	length := uint64(reth.Length())
-	if p.PayloadLength != 0 || reth.RKey() != s.rkey || reth.VA() != s.va+offset || length > s.length-offset {
-		q.drop(roce.DropDuplicateUnanswerable)
-		return
-	}
-	q.respond(s, sequence, length)
-}
-
-func (r *responder) findRead(sequence uint64) *savedRead {
-	for i := range r.saved {
-		if s := &r.saved[i]; sequence >= s.first && sequence-s.first < s.count {
-			return s
-		}
-	}
-	return nil
 }
 
 // flushReceives completes the receive requests that the QP holds or that wait in its queue.

@@ -1,6 +1,6 @@
 package transport
 
-// Responses, in the order of the requests: an acknowledgement never overtakes the response of a READ before it.
+// Responses, in the order of the requests: an acknowledgement never overtakes the response of a READ or atomic before it.
 // A READ is answered packet by packet, from the memory as it is at that moment; its key is looked up for every
 // packet, since the region may go away in between.
 
@@ -16,10 +16,10 @@ func (q *QP) emitResponse(buffer []byte) int {
 	if q.state < StateRTR || q.state == StateError && !r.lastWords {
 		return 0
 	}
-	if r.readsDue > 0 {
+	if r.responsesDue > 0 {
 		s := r.oldestDue()
 		if !r.answer.pending || s.next <= r.answer.sequence {
-			if n := q.emitReadResponse(s, buffer); n > 0 {
+			if n := q.emitSavedResponse(s, buffer); n > 0 {
 				return n
 			}
 		}
@@ -34,9 +34,9 @@ func (q *QP) emitResponse(buffer []byte) int {
 	return q.seal(p)
 }
 
-// oldestDue is the READ whose next response has the lowest PSN.
-func (r *responder) oldestDue() *savedRead {
-	var oldest *savedRead
+// oldestDue is the request whose next response has the lowest PSN.
+func (r *responder) oldestDue() *savedRequest {
+	var oldest *savedRequest
 	for i := range r.saved {
 		if s := &r.saved[i]; s.due() && (oldest == nil || s.next < oldest.next) {
 			oldest = s
@@ -45,18 +45,25 @@ func (r *responder) oldestDue() *savedRead {
 	return oldest
 }
 
-func (q *QP) emitReadResponse(s *savedRead, buffer []byte) int {
+// emitSavedResponse writes the next response of a READ, atomic, atomic write or FLUSH.
+func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	r := &q.responder
 	offset := (s.next - s.first) * q.mtu
 	length := min(q.mtu, s.limit-offset)
 	opcode := readResponseOpcode(s.next == s.start, s.next+1 == s.stop)
+	if s.isAtomic() {
+		opcode = roce.RCAtomicAcknowledge
+	}
 	p := q.layOut(buffer, roce.BTHFields{Opcode: opcode, PSN: q.expectedPSN(s.next)}, int(length))
 	if opcode.Info().Has(roce.HeaderAETH) {
 		roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits, MSN: r.msn & roce.PSNMask}.Put(p.extension)
 	}
+	if s.isAtomic() {
+		roce.AtomicAckETHFields{Original: s.original}.Put(p.extension[roce.AETHLength:])
+	}
 	if length > 0 {
 		from := memory.Range{Key: s.rkey, Address: s.va + offset, Length: length}
-		if q.engine.memory.Read(q.config.Domain, memory.RemoteRead, from, p.payload) != memory.FaultNone {
+		if q.engine.memory.Read(q.principal, memory.RemoteRead, from, p.payload) != memory.FaultNone {
 			q.breakRead(s)
 			return 0
 		}
@@ -64,7 +71,7 @@ func (q *QP) emitReadResponse(s *savedRead, buffer []byte) int {
 	s.next++
 	s.sent = max(s.sent, s.next)
 	if !s.due() {
-		r.readsDue--
+		r.responsesDue--
 	}
 	return q.seal(p)
 }
@@ -72,16 +79,17 @@ func (q *QP) emitReadResponse(s *savedRead, buffer []byte) int {
 // breakRead ends a READ whose region went away: a NAK takes the place of the response that could not be sent,
 // and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe
 // puts the first PSN of the request there).
-func (q *QP) breakRead(s *savedRead) {
+func (q *QP) breakRead(s *savedRequest) {
 	r := &q.responder
 	at := s.next
 	for i := range r.saved {
 		r.saved[i].stop = r.saved[i].next
 	}
-	r.readsDue = 0
+	r.responsesDue = 0
 	q.engine.counters.SentFatalNAKs++
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
+	q.raise(EventQPAccessErr)
 	q.failure = queue.WC{
 		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, QPN: q.config.QPN,
 		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess,

@@ -1,0 +1,257 @@
+package transport
+
+// Requests that the responder answers with a response of their own: READ, atomics, atomic write, FLUSH.
+//
+// They are kept in a ring of max_dest_rd_atomic entries until that many newer ones have come, so that a duplicate can be
+// answered: a READ with the bytes as they are then, an atomic with the saved result, since it must never be executed twice.
+// FLUSH and atomic write are answered with an empty READ RESPONSE ONLY (IBTA annex A19; drivers/infiniband/sw/rxe/rxe_resp.c).
+// The responses themselves are written by response.go.
+
+import (
+	"encoding/binary"
+
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/memory"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// savedRequest is a request that was accepted: its responses may still be due, and a duplicate may ask for them
+// again.
+type savedRequest struct {
+	operation    roce.Operation
+	first, count uint64 // sequence numbers of the response packets
+	va, length   uint64 // of a READ
+	rkey         uint32
+	original     uint64 // the word as an atomic found it
+	// Responses due are next..stop-1; start is where the run began, whose packet is a FIRST or an ONLY, and
+	// limit is the byte of the message where the run ends. sent is one past the newest response ever sent.
+	start, next, stop uint64
+	limit             uint64
+	sent              uint64
+}
+
+func (s *savedRequest) due() bool { return s.next < s.stop }
+
+// unanswered says that the peer cannot have seen all responses yet.
+func (s *savedRequest) unanswered() bool { return s.sent < s.first+s.count }
+
+func (s *savedRequest) isAtomic() bool {
+	return s.operation == roce.OperationCompareSwap || s.operation == roce.OperationFetchAdd
+}
+
+// receiveAnswered executes an expected request, after the checks in the order of rxe_resp.c: right of the QP, resources,
+// length, R_Key, alignment.
+func (q *QP) receiveAnswered(p *roce.Packet) {
+	right := q.rightFor(p)
+	if right == 0 || right&^q.attrs.Access != 0 || q.responder.full() || !q.answeredLengthFits(p) {
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		return
+	}
+	s := savedRequest{operation: p.Info.Operation, first: q.responder.expected, count: 1}
+	fault := memory.FaultNone
+	switch p.Info.Operation {
+	case roce.OperationRead:
+		reth := p.RETH()
+		s.va, s.length, s.rkey = reth.VA(), uint64(reth.Length()), reth.RKey()
+		s.count = max(1, (s.length+q.mtu-1)/q.mtu)
+		// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
+		if s.length > 0 {
+			fault = q.engine.memory.Check(q.principal, right, memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
+		}
+	case roce.OperationCompareSwap, roce.OperationFetchAdd:
+		s.original, fault = q.executeAtomic(p)
+	case roce.OperationAtomicWrite:
+		fault = q.executeAtomicWrite(p)
+	case roce.OperationFlush:
+		// The host's caches are coherent: what was written is visible to everybody already.
+		reth := p.RETH()
+		if p.FETH().Selectivity() == flushRegion {
+			fault = q.engine.memory.CheckRegion(q.principal, right, reth.RKey())
+		} else {
+			fault = q.engine.memory.Check(q.principal, right,
+				memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: uint64(reth.Length())})
+		}
+	}
+	switch fault {
+	case memory.FaultNone:
+		q.save(&s)
+	case memory.FaultAlignment:
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+	default:
+		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+	}
+}
+
+// What a FLUSH may ask for (struct rxe_feth in drivers/infiniband/sw/rxe/rxe_hdr.h).
+const (
+	flushGlobal     = 1
+	flushPersistent = 2
+	flushRegion     = 1 // selectivity: the whole region instead of a range
+)
+
+// rightFor is the right that a request needs of the QP and of the region; 0 if the request makes no sense.
+func (q *QP) rightFor(p *roce.Packet) memory.Access {
+	switch p.Info.Operation {
+	case roce.OperationRead:
+		return memory.RemoteRead
+	case roce.OperationCompareSwap, roce.OperationFetchAdd:
+		return memory.RemoteAtomic
+	case roce.OperationAtomicWrite:
+		return memory.RemoteWrite
+	case roce.OperationFlush:
+		feth := p.FETH()
+		need := memory.Access(0)
+		if feth.Placement()&flushGlobal != 0 {
+			need |= memory.FlushGlobal
+		}
+		if feth.Placement()&flushPersistent != 0 {
+			need |= memory.FlushPersistent
+		}
+		if feth.Placement()&^(flushGlobal|flushPersistent) != 0 || feth.Selectivity() > flushRegion {
+			return 0
+		}
+		return need
+	}
+	return 0
+}
+
+func (q *QP) answeredLengthFits(p *roce.Packet) bool {
+	want := 0
+	if p.Info.Operation == roce.OperationAtomicWrite {
+		want = 8
+	}
+	if p.PayloadLength != want || p.PadCount != 0 {
+		return false
+	}
+	if !p.Info.Has(roce.HeaderRETH) {
+		return true
+	}
+	length := uint64(p.RETH().Length())
+	return length <= queue.MaxMessage && (want == 0 || length == uint64(want))
+}
+
+// executeAtomic executes a compare-and-swap or fetch-and-add and returns the word as it was.
+func (q *QP) executeAtomic(p *roce.Packet) (original uint64, fault memory.Fault) {
+	h := p.AtomicETH()
+	word := memory.Range{Key: h.RKey(), Address: h.VA(), Length: 8}
+	if fault := q.checkWord(memory.RemoteAtomic, word); fault != memory.FaultNone {
+		return 0, fault
+	}
+	if p.Info.Operation == roce.OperationFetchAdd {
+		return q.engine.memory.FetchAdd(q.principal, word, h.SwapAdd())
+	}
+	return q.engine.memory.CompareSwap(q.principal, word, h.Compare(), h.SwapAdd())
+}
+
+// executeAtomicWrite stores a word in one go, with its bytes in the order of the payload.
+func (q *QP) executeAtomicWrite(p *roce.Packet) memory.Fault {
+	reth := p.RETH()
+	word := memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: 8}
+	if fault := q.checkWord(memory.RemoteWrite, word); fault != memory.FaultNone {
+		return fault
+	}
+	n := 0
+	for _, piece := range p.Payload() {
+		n += copy(q.word[n:], piece)
+	}
+	return q.engine.memory.StoreWord(q.principal, word, binary.NativeEndian.Uint64(q.word[:]))
+}
+
+// checkWord checks key, rights and bounds of a word, then its alignment.
+func (q *QP) checkWord(need memory.Access, word memory.Range) memory.Fault {
+	fault := q.engine.memory.Check(q.principal, need, word)
+	if fault == memory.FaultNone && word.Address%8 != 0 {
+		return memory.FaultAlignment
+	}
+	return fault
+}
+
+// full says that the ring has no place for another request: more of them are in flight than the peer was granted.
+func (r *responder) full() bool {
+	return len(r.saved) == 0 || r.saved[r.savedNext%uint64(len(r.saved))].unanswered()
+}
+
+// busy is how many saved requests the peer may still wait for.
+func (r *responder) busy() (n int) {
+	for i := range r.saved {
+		if r.saved[i].unanswered() || r.saved[i].due() {
+			n++
+		}
+	}
+	return n
+}
+
+// resize makes a ring of another size, which keeps the newest requests. The caller has seen to it that those which are busy
+// fit.
+func (r *responder) resize(size uint8) {
+	ring := make([]savedRequest, size)
+	old := uint64(len(r.saved))
+	oldest := r.savedNext - min(r.savedNext, old)
+	oldest = max(oldest, r.savedNext-min(r.savedNext, uint64(size)))
+	for i := oldest; i < r.savedNext; i++ {
+		ring[i%uint64(size)] = r.saved[i%old]
+	}
+	r.saved, r.responsesDue = ring, 0
+	for i := range ring {
+		if ring[i].due() {
+			r.responsesDue++
+		}
+	}
+}
+
+// save accepts a request. It takes all its PSNs and its MSN now (hfi1_rc_rcv in drivers/infiniband/hw/hfi1/rc.c);
+// its response implies the acknowledgements before it.
+func (q *QP) save(s *savedRequest) {
+	r := &q.responder
+	place := &r.saved[r.savedNext%uint64(len(r.saved))]
+	if place.due() {
+		r.responsesDue-- // for a late duplicate of a request that the peer must have finished
+	}
+	s.sent = s.first
+	*place = *s
+	r.savedNext++
+	r.expected += s.count
+	r.msn++
+	r.answer.pending = false
+	q.respond(place, s.first, s.length)
+}
+
+// respond makes the responses for length bytes from the sequence number start on due.
+func (q *QP) respond(s *savedRequest, start, length uint64) {
+	if !s.due() {
+		q.responder.responsesDue++
+	}
+	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
+	s.limit = (start-s.first)*q.mtu + length
+	q.engine.Ready(q)
+}
+
+// receiveDuplicateAnswered sends a response again. A READ may ask for the rest of the original only: a READ restart.
+func (q *QP) receiveDuplicateAnswered(p *roce.Packet, sequence uint64) {
+	s := q.responder.find(sequence)
+	if s == nil || s.operation != p.Info.Operation {
+		q.drop(roce.DropDuplicateUnanswerable)
+		return
+	}
+	if s.operation != roce.OperationRead {
+		q.respond(s, s.first, 0)
+		return
+	}
+	reth := p.RETH()
+	offset := (sequence - s.first) * q.mtu
+	length := uint64(reth.Length())
+	if p.PayloadLength != 0 || reth.RKey() != s.rkey || reth.VA() != s.va+offset || length > s.length-offset {
+		q.drop(roce.DropDuplicateUnanswerable)
+		return
+	}
+	q.respond(s, sequence, length)
+}
+
+func (r *responder) find(sequence uint64) *savedRequest {
+	for i := range r.saved {
+		if s := &r.saved[i]; sequence >= s.first && sequence-s.first < s.count {
+			return s
+		}
+	}
+	return nil
+}

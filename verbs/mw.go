@@ -1,0 +1,136 @@
+package verbs
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/xroce/xroce/roce/memory"
+)
+
+// MWType is the type of a memory window; the values are those of enum ibv_mw_type.
+type MWType uint8
+
+// Types of memory windows.
+const (
+	// MWType1 is usable by every queue pair of its protection domain and may be bound anew at any time.
+	MWType1 MWType = 1
+	// MWType2 is usable by the queue pair only that bound it (type 2B), and is invalidated before it is bound anew.
+	MWType2 MWType = 2
+)
+
+// MW is a memory window: a key to a part of a region, opened and closed by work requests. All methods may be called
+// concurrently.
+type MW struct {
+	pd         *PD
+	kind       MWType
+	allocation *memory.Allocation
+
+	mu   sync.Mutex
+	key  uint32
+	dead bool
+}
+
+// AllocMW makes a window, which opens nothing until it is bound.
+func (p *PD) AllocMW(t MWType) (*MW, error) {
+	kind := memory.KindWindow1
+	switch t {
+	case MWType1:
+	case MWType2:
+		kind = memory.KindWindow2
+	default:
+		return nil, fmt.Errorf("MW: %w: type %d, there are 1 and 2", ErrInvalid, t)
+	}
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	allocation, err := p.device.driver.Memory().Allocate(&p.domain, kind, 0)
+	if err != nil {
+		p.leave()
+		return nil, err
+	}
+	return &MW{pd: p, kind: t, allocation: allocation, key: allocation.Key()}, nil
+}
+
+func (m *MW) check() error {
+	if m == nil || m.allocation == nil {
+		return fmt.Errorf("MW: %w: nil, or not made by AllocMW", ErrInvalid)
+	}
+	return nil
+}
+
+// RKey is the key that the last successful BindMW gave the window; it opens nothing before the binding was executed.
+func (m *MW) RKey() uint32 {
+	if m.check() != nil {
+		return 0
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.key
+}
+
+// Type is the window's type.
+func (m *MW) Type() MWType {
+	if m.check() != nil {
+		return 0
+	}
+	return m.kind
+}
+
+// Dealloc destroys the window. When it returns, no access through it is under way.
+func (m *MW) Dealloc() error {
+	if err := m.check(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return fmt.Errorf("MW: %w", ErrClosed)
+	}
+	if err := m.allocation.Free(); err != nil {
+		return err
+	}
+	m.dead = true
+	m.pd.leave()
+	return nil
+}
+
+// MWBind says what a window is bound to.
+type MWBind struct {
+	WRID   uint64
+	Flags  SendFlags
+	MR     *MR    // with AccessMWBind
+	Addr   uint64 // of the first byte, as the region counts
+	Length uint64 // bytes; 0 unbinds a window of type 1
+	// Access is any of the remote rights; type 2 windows take AccessZeroBased, too.
+	Access AccessFlags
+}
+
+// BindMW posts the work request that binds the window. It gives the window the key after its last one, which RKey returns from
+// then on; requests posted to this queue pair afterwards may already carry it. Programs that choose keys themselves post a SendWR
+// with WRBindMW.
+func (q *QP) BindMW(m *MW, b MWBind) error {
+	for _, err := range []error{q.check(), m.check()} {
+		if err != nil {
+			return err
+		}
+	}
+	if b.Length > 0 || m.kind == MWType2 {
+		if err := b.MR.check(); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return fmt.Errorf("MW: %w", ErrClosed)
+	}
+	key := IncRKey(m.key)
+	err := q.PostSend(SendWR{
+		WRID: b.WRID, Opcode: WRBindMW, Flags: b.Flags, RKey: key,
+		Bind: BindInfo{LKey: b.MR.LKey(), Access: uint32(b.Access), Addr: b.Addr, Length: b.Length},
+	})
+	if err == nil {
+		m.key = key
+	}
+	return err
+}

@@ -21,6 +21,11 @@ import (
 // Faults are the odds, 0 to 1, of what may happen to a frame.
 type Faults struct {
 	Drop, Duplicate, Reorder, Corrupt float64
+
+	// Delay makes a frame late by up to LongestDelay, far more than Reorder does: a retransmission may overtake it. Burst
+	// loses it and all that follow for up to LongestBurst. Both need a manual clock.
+	Delay, Burst               float64
+	LongestDelay, LongestBurst time.Duration
 }
 
 // Verdict is what an intercept function decides about a frame.
@@ -61,6 +66,8 @@ type Network struct {
 	flight  arrivals
 	order   uint64
 	held    arrival // a reordered frame of a live network: it arrives behind the next one
+	dark    time.Duration // a burst loses every frame until then
+	harmed  uint64
 	pool    [][]byte
 	packet  roce.Packet
 }
@@ -109,6 +116,13 @@ func (n *Network) NextArrival() (time.Duration, bool) {
 	return n.flight[0].at, true
 }
 
+// Harmed is how many frames the faults have lost, damaged or made late so far.
+func (n *Network) Harmed() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.harmed
+}
+
 // AdvanceTo sets the manual clock and delivers what arrives until then.
 func (n *Network) AdvanceTo(t time.Duration) {
 	n.mu.Lock()
@@ -146,7 +160,11 @@ func (n *Network) send(frame []byte, queue int) {
 		v = n.options.Intercept(frame, p)
 	}
 	f := n.options.Faults
-	if v.Drop || n.chance(f.Drop) {
+	if n.options.Manual && n.chance(f.Burst) {
+		n.dark = n.now + time.Duration(n.random.Int64N(int64(f.LongestBurst)+1))
+	}
+	if v.Drop || n.now < n.dark || n.chance(f.Drop) {
+		n.harmed++
 		n.recycle(frame)
 		return
 	}
@@ -155,9 +173,18 @@ func (n *Network) send(frame []byte, queue int) {
 		n.schedule(twin, queue, v.Delay, false)
 	}
 	if n.chance(f.Corrupt) {
+		n.harmed++
 		frame[n.random.IntN(len(frame))] ^= byte(1 + n.random.IntN(255))
 	}
-	n.schedule(frame, queue, v.Delay, n.chance(f.Reorder))
+	if n.options.Manual && n.chance(f.Delay) {
+		n.harmed++
+		v.Delay += time.Duration(n.random.Int64N(int64(f.LongestDelay) + 1))
+	}
+	late := n.chance(f.Reorder)
+	if late {
+		n.harmed++
+	}
+	n.schedule(frame, queue, v.Delay, late)
 }
 
 func (n *Network) chance(p float64) bool { return p > 0 && n.random.Float64() < p }

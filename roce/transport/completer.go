@@ -190,8 +190,8 @@ func (q *QP) retire() {
 	for r.head < r.tail && q.sends() {
 		w := r.work(r.head)
 		if w.status != queue.WCSuccess {
-			// It is the oldest and nothing of what was sent before it is open.
-			if r.una >= w.first {
+			// It is the oldest and nothing of what was sent before it is open. In SQD it has not begun yet.
+			if r.una >= w.first && (q.state == StateRTS || w.first < r.next) {
 				q.fail(w.status)
 			}
 			return

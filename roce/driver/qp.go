@@ -146,13 +146,12 @@ func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	if q.inline == nil {
 		q.inline = q.device.memory.NewUser()
 	}
-	principal := memory.Principal{Domain: q.config.Domain, QPN: uint32(q.number)}
 	for i, s := range list {
 		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
 		if s.Length == 0 {
 			continue
 		}
-		if fault := q.inline.Read(principal, 0, part, into[:s.Length]); fault != memory.FaultNone {
+		if fault := q.inline.Read(q.transport.Principal(), 0, part, into[:s.Length]); fault != memory.FaultNone {
 			return fmt.Errorf("%w: inline data: element %d, %d bytes at %#x with key %#x: %v",
 				ErrInvalid, i, s.Length, s.Addr, s.LKey, fault)
 		}

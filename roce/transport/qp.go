@@ -50,7 +50,7 @@ type Config struct {
 // QP is a queue pair. It belongs to the Engine that it was last given to by Attach.
 type QP struct {
 	config    Config
-	principal memory.Principal // on whose behalf user memory is accessed
+	principal *memory.Principal // on whose behalf user memory is accessed
 	engine    *Engine
 	state     State
 	shared    atomic.Uint32 // state, for State
@@ -86,7 +86,7 @@ func NewQP(config Config) (*QP, error) {
 	if config.Window == 0 {
 		config.Window = DefaultWindow
 	}
-	q := &QP{config: config, principal: memory.Principal{Domain: config.Domain, QPN: uint32(config.QPN)}}
+	q := &QP{config: config, principal: &memory.Principal{Domain: config.Domain}}
 	q.requester.init(&config)
 	q.responder.init(&config)
 	return q, nil
@@ -94,6 +94,9 @@ func NewQP(config Config) (*QP, error) {
 
 // Attach gives the QP to an engine. It must not be known to any other (Engine.Remove).
 func (q *QP) Attach(e *Engine) { q.engine = e }
+
+// Principal is on whose behalf the QP accesses memory.
+func (q *QP) Principal() *memory.Principal { return q.principal }
 
 // QPN is the QP's number.
 func (q *QP) QPN() roce.QPN { return q.config.QPN }

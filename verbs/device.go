@@ -13,7 +13,8 @@ import (
 
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
-	driver *driver.Device
+	driver           *driver.Device
+	regions, windows count
 
 	mu      sync.Mutex
 	domains int

@@ -23,8 +23,13 @@ func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.takeRegion(maxLength); err != nil {
+		p.leave()
+		return nil, err
+	}
 	allocation, err := p.device.driver.Memory().Allocate(&p.domain, memory.KindFast, uint64(maxLength))
 	if err != nil {
+		p.device.regions.give()
 		p.leave()
 		return nil, err
 	}

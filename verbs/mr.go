@@ -43,8 +43,13 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.takeRegion(len(buffer)); err != nil {
+		p.leave()
+		return nil, err
+	}
 	region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
 	if err != nil {
+		p.device.regions.give()
 		p.leave()
 		return nil, err
 	}
@@ -162,6 +167,7 @@ func (m *MR) Dereg() error {
 		return inUse("MR", err)
 	}
 	m.dead = true
+	m.pd.device.regions.give()
 	m.pd.leave()
 	return nil
 }

@@ -43,8 +43,13 @@ func (p *PD) AllocMW(t MWType) (*MW, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.windows.take("memory window", MaxMW); err != nil {
+		p.leave()
+		return nil, err
+	}
 	allocation, err := p.device.driver.Memory().Allocate(&p.domain, kind, 0)
 	if err != nil {
+		p.device.windows.give()
 		p.leave()
 		return nil, err
 	}
@@ -90,6 +95,7 @@ func (m *MW) Dealloc() error {
 		return err
 	}
 	m.dead = true
+	m.pd.device.windows.give()
 	m.pd.leave()
 	return nil
 }

@@ -230,6 +230,7 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 // complete adds a completion. A CQ without room has lost it, which its QP cannot survive (the verbs call it CQ overrun).
 func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	q.completion = *wc
+	q.completion.Timestamp = int64(q.engine.now)
 	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {
 		return
 	}

@@ -40,11 +40,12 @@ type Config struct {
 	SignalAll bool
 	// MaxSendSGE and MaxRecvSGE are the list lengths that the rings were made for, MaxInline the inline data in bytes.
 	MaxSendSGE, MaxRecvSGE, MaxInline int
-	// SharedReceive says that Receive belongs to other QPs, too.
-	SharedReceive bool
-	Events        Events // may be nil
 	// Window bounds the frames in flight towards the peer and, for READ, from it; 0 means DefaultWindow.
 	Window int
+	// SharedReceive says that Receive gives out requests of a queue that other QPs use too: nothing of it is flushed.
+	SharedReceive bool
+	// Events is told what happens to the QP beside its completions; it may be nil.
+	Events Events
 }
 
 // QP is a queue pair. It belongs to the Engine that it was last given to by Attach.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -75,4 +76,5 @@ func TestMisuse(t *testing.T) {
 	// None of it has hurt what is right.
 	require.NoError(t, a.qp.PostSend(write(a, b, verbs.SendSignaled)))
 	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
+	support.Object(t, "all", "calls on nil, on zero values and with objects of other devices", verbs.ErrInvalid)
 }

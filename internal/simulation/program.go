@@ -33,8 +33,9 @@ type Parameters struct {
 	Queues int
 	// WorstFault bounds the odds of each fault.
 	WorstFault float64
-	// Tap, if not nil, sees every frame that is delivered.
-	Tap func(at time.Duration, frame []byte)
+	// Sent, if not nil, sees every frame that is sent, whatever becomes of it, and Tap every one that is delivered.
+	// Neither may keep the frame.
+	Sent, Tap func(at time.Duration, frame []byte)
 }
 
 const (
@@ -97,6 +98,12 @@ func NewProgram(p Parameters) (*Program, error) {
 		world: NewWorld(mem.Options{
 			Seed: p.Seed, Faults: faults, Scatter: p.Queues > 1 && random.IntN(2) == 0, Tap: p.Tap,
 		}),
+	}
+	if p.Sent != nil {
+		g.world.Network.SetIntercept(func(frame []byte, _ *roce.Packet) mem.Verdict {
+			p.Sent(g.world.now, frame)
+			return mem.Verdict{}
+		})
 	}
 	window := []int{0, 1, 2, 5, 16, 128}[random.IntN(6)]
 	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, %+v", g.mtu, window, p.Queues, faults)

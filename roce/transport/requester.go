@@ -345,7 +345,7 @@ func (q *QP) advance(w *work, packets uint64) {
 	r.cursor += packets
 	r.next = max(r.next, r.cursor)
 	if r.cursor == w.end() {
-		r.current++
+		r.seekCurrent() // in a resend also past local operations: they were executed
 	}
 	if q.timer.deadline == 0 {
 		q.startAckTimer()

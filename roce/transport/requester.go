@@ -208,7 +208,9 @@ func (q *QP) emitRequest(buffer []byte) int {
 		if !q.sends() || r.waitingRNR {
 			return 0
 		}
-		if r.current == r.tail && !q.fetch() {
+		// In SQD everything that was begun is fetched already, and what else there is must not be judged yet: attributes
+		// may change before it begins.
+		if r.current == r.tail && (q.state == StateSQD || !q.fetch()) {
 			return 0
 		}
 		w := r.work(r.current)

@@ -41,8 +41,8 @@ func (c *couple) request(id uint64, operation verbs.WROpcode, offset, length int
 	return wr
 }
 
-// change has the first request packet of a that fits changed on its way, bytes from the BTH on, with a right ICRC. A resend is
-// changed again: the fault is a's.
+// change has a's request packets of an opcode changed on their way, bytes from the BTH on, with a right ICRC; resends,
+// too: the fault is a's.
 func (c *couple) change(opcode roce.Opcode, edit func(bth []byte)) {
 	from := c.a.Device.Driver().Link().HardwareAddr()
 	c.wire.Change = func(frame []byte, p *roce.Packet) {
@@ -108,6 +108,17 @@ func on(access verbs.AccessFlags, odd int) func(*couple, *verbs.SendWR) {
 			return mr.Dereg()
 		})
 		wr.RemoteAddr, wr.RKey = mr.Addr()+8, mr.RKey()
+	}
+}
+
+// oddAddress names an aligned word in memory by an address that is not.
+func oddAddress(opcode roce.Opcode) func(*couple, *verbs.SendWR) {
+	return func(c *couple, wr *verbs.SendWR) {
+		mr, err := c.b.PD.RegMRIova(make([]byte, 64), 1<<40+1, puppet.AllAccess)
+		c.b.Require(err)
+		c.b.Cleanup(mr.Dereg)
+		wr.RemoteAddr, wr.RKey = 1<<40, mr.RKey()
+		c.change(opcode, func(bth []byte) { bth[12+7] |= 1 })
 	}
 }
 
@@ -196,6 +207,10 @@ func faults() []fault {
 			post: only(verbs.WRAtomicFetchAdd, on(puppet.AllAccess, 1))},
 		{name: "atomic write where the memory is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
 			post: only(verbs.WRAtomicWrite, on(puppet.AllAccess, 1))},
+		{name: "atomic where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicFetchAdd, oddAddress(roce.RCFetchAdd))},
+		{name: "atomic write where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicWrite, oddAddress(roce.RCAtomicWrite))},
 		{name: "atomic write, DMALen 4", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
 			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[12+15] = 4 })},
 		{name: "atomic write, pad", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,

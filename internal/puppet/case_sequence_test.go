@@ -106,6 +106,8 @@ func TestOpcodeSequence(t *testing.T) {
 		"compare-and-swap":       {[]roce.Opcode{roce.RCCompareSwap}, starts},
 		"atomic write":           {[]roce.Opcode{roce.RCAtomicWrite}, starts},
 		"FLUSH":                  {[]roce.Opcode{roce.RCFlush}, starts},
+		"SEND, WRITE FIRST":      {[]roce.Opcode{roce.RCSendOnly, roce.RCWriteFirst}, goOnWrite}, // the receive has room left
+		"WRITE, SEND FIRST":      {[]roce.Opcode{roce.RCWriteOnly, roce.RCSendFirst}, goOnSend},
 		"SEND FIRST, duplicate":  {[]roce.Opcode{roce.RCSendFirst, 0xFF}, goOnSend},
 		"WRITE FIRST, duplicate": {[]roce.Opcode{roce.RCWriteFirst, 0xFF}, goOnWrite},
 	} {
@@ -167,6 +169,19 @@ func TestOpcodeSequence(t *testing.T) {
 				require.Equal(t, verbs.StateError, end.QP.State())
 			})
 		}
+	}
+}
+
+// TestEmptyLast: the end of another message is out of sequence, also if there is nothing in it that could be wrong.
+func TestEmptyLast(t *testing.T) {
+	for _, opcode := range []roce.Opcode{roce.RCWriteLast, roce.RCWriteLastImmediate} {
+		_, end, p := sender(t)
+		end.PostRecv(1, 65536, 8192)
+		end.PostRecv(2, 65536, 8192)
+		p.Send(anyRequest(end, roce.RCSendFirst, 100, 1024, 0))
+		p.ExpectAck(100, 0)
+		p.Send(anyRequest(end, opcode, 101, 0, 0))
+		p.ExpectNAK(101, roce.SyndromeNAKInvalidRequest)
 	}
 }
 

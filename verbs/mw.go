@@ -111,6 +111,18 @@ type MWBind struct {
 	Access AccessFlags
 }
 
+// shares tells objects that the queue pairs of a protection domain can name by their keys from those that they cannot. On another
+// device the key of a window names something else.
+func (p *PD) shares(other *PD, what string) error {
+	switch {
+	case other == nil || other.device != p.device:
+		return fmt.Errorf("MW: %w: the %s belongs to another device than the QP", ErrInvalid, what)
+	case other != p:
+		return fmt.Errorf("MW: %w: the %s belongs to another PD than the QP", ErrInvalid, what)
+	}
+	return nil
+}
+
 // BindMW posts the work request that binds the window. It gives the window the key after its last one, which RKey returns from
 // then on; requests posted to this queue pair afterwards may already carry it. Programs that choose keys themselves post a SendWR
 // with WRBindMW.
@@ -129,6 +141,20 @@ func (q *QP) BindMW(m *MW, b MWBind) error {
 	defer m.mu.Unlock()
 	if m.dead {
 		return fmt.Errorf("MW: %w", ErrClosed)
+	}
+	if err := q.pd.shares(m.pd, "window"); err != nil {
+		return err
+	}
+	if b.MR != nil {
+		b.MR.mu.Lock()
+		pd, dead := b.MR.pd, b.MR.dead
+		b.MR.mu.Unlock()
+		if dead {
+			return fmt.Errorf("MR: %w", ErrClosed)
+		}
+		if err := q.pd.shares(pd, "region"); err != nil {
+			return err
+		}
 	}
 	key := IncRKey(m.key)
 	err := q.PostSend(SendWR{

@@ -259,8 +259,15 @@ func (d *Device) adopt(q *QP) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := &q.config
-	if d.closed || c.SRQ != nil && c.SRQ.closed.Load() {
-		return ErrClosed
+	switch {
+	case d.closed:
+		return fmt.Errorf("device %s: %w", d.link.Information().Name, ErrClosed)
+	case q.config.SendCQ.closed.Load():
+		return fmt.Errorf("send CQ: %w", ErrClosed)
+	case q.config.RecvCQ.closed.Load():
+		return fmt.Errorf("receive CQ: %w", ErrClosed)
+	case c.SRQ != nil && c.SRQ.closed.Load():
+		return fmt.Errorf("SRQ: %w", ErrClosed)
 	}
 	if q.number, err = d.numbers.claim(); err != nil {
 		return err

@@ -35,6 +35,7 @@ func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	}
 	m := &MR{pd: p, allocation: allocation}
 	m.view.Store(&mrView{key: allocation.Key()})
+	m.warnWhenDropped(allocation.Key(), uint64(maxLength), allocation.Freed)
 	return m, nil
 }
 

@@ -20,7 +20,11 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-const guard = 64 // bytes on both sides of a target that must stay as they are
+const (
+	guard    = 64 // bytes on both sides of a target that must stay as they are
+	patience = 20 * time.Second
+	tick     = 100 * time.Microsecond
+)
 
 // guarded is a buffer with guard bytes around what is to be written.
 type guarded []byte
@@ -171,6 +175,19 @@ func TestCase_C8(t *testing.T) {
 	list := make([]verbs.SGE, verbs.MaxSGE)
 	for i := range list {
 		list[i] = mr.SGE(0, piece)
+	}
+	if *fullSize { // all of them, from pages of zeros that take no memory
+		zeros, err := unix.Mmap(-1, 0, 1<<31, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+		require.NoError(t, err)
+		from, err := b.pd.RegMR(zeros, verbs.AccessRemoteRead)
+		require.NoError(t, err)
+		large[piece-1] = 1
+		wc := a.doWithin(t, verbs.SendWR{Opcode: verbs.WRRDMARead, SGList: list, RemoteAddr: from.Addr(), RKey: from.RKey()}, 10*time.Minute)
+		require.Equal(t, verbs.WCSuccess, wc.Status)
+		require.EqualValues(t, 1<<31, wc.ByteLen)
+		require.Zero(t, large[piece-1])
+		require.NoError(t, from.Dereg())
+		require.NoError(t, unix.Munmap(zeros))
 	}
 	before := target[guard]
 	require.Equal(t, verbs.WCRemAccessErr, a.do(t, verbs.SendWR{Opcode: verbs.WRRDMAWrite, SGList: list, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()}).Status)

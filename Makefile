@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 100000x
 DURATION ?= 10m
 
-.PHONY: all build demo test race lint fuzz generate check-generated cross bench soak clean
+.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench soak clean
 
 all: build
 
@@ -23,6 +23,14 @@ demo: build
 test:
 	@[ "$$(id -u)" = 0 ] || echo "not root: the tests on network devices in namespaces are skipped (go test -v names them)"
 	$(GO) test -count=1 -timeout 5m ./...
+
+# docs/support.md says what the tests show. "support" runs all tests and writes it; "check-support" runs them, too, and fails
+# if it is not what is committed. Both fail if a test failed or was skipped, so they want root.
+support:
+	$(GO) run ./internal/support/matrix
+
+check-support:
+	$(GO) run ./internal/support/matrix -check
 
 # The tests again under the race detector (which needs cgo), with the long run of the test for stranded work. Times
 # measured under the detector mean nothing, so the test that compares round trips stays out.

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/support"
 )
 
 // describe puts all that Parse found into one line, as in testdata/vector-fields.tsv.
@@ -161,6 +163,7 @@ func TestGoldenVectors(t *testing.T) {
 			frame = frame[:58]
 		}
 		require.Equal(t, frame, rebuilt, v.Name)
+		support.Opcode(t, p.Opcode, support.Codec)
 	}
 	require.Equal(t, 15, patterned)
 }
@@ -188,6 +191,7 @@ func TestGoldenCaptures(t *testing.T) {
 		rebuilt, original := rebuild(&p, c.bytes), c.bytes
 		switch p.Parse([][]byte{original}) {
 		case DropNone:
+			support.Opcode(t, p.Opcode, support.Codec)
 		case DropICRC:
 			badICRC = append(badICRC, fmt.Sprintf("%s %s", c.file, p.Opcode))
 			original, rebuilt = original[:len(original)-ICRCLength], rebuilt[:len(rebuilt)-ICRCLength]

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -42,6 +43,7 @@ func TestActiveMTU(t *testing.T) {
 			require.ErrorIs(t, err, verbs.ErrPathMTU)
 			require.ErrorContains(t, err, fmt.Sprint(c.netdev))
 			require.ErrorContains(t, err, fmt.Sprint((c.want+1).Bytes()+96))
+			support.Object(t, "Device", fmt.Sprintf("path MTU of a network device of MTU %d", c.netdev), c.want)
 		})
 	}
 }
@@ -53,6 +55,7 @@ func TestSGELength(t *testing.T) {
 		require.EqualValues(t, math.MaxUint32, a.mr.SGE(0, length).Length, "%d", length)
 		err := a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, length)}})
 		require.ErrorIs(t, err, verbs.ErrMessageTooLong)
+		support.Limit(t, "bytes of an SGE", verbs.ErrMessageTooLong)
 	}
 	require.EqualValues(t, 7, a.mr.SGE(0, 7).Length)
 }
@@ -138,6 +141,7 @@ func TestInUse(t *testing.T) {
 	pd, err := d.AllocPD()
 	require.NoError(t, err)
 	require.ErrorIs(t, d.Close(), verbs.ErrInUse)
+	support.Object(t, "Device", "Close while it has a PD", verbs.ErrInUse)
 	mr, err := pd.RegMR(make([]byte, 8), verbs.AccessLocalWrite)
 	require.NoError(t, err)
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse)
@@ -146,8 +150,10 @@ func TestInUse(t *testing.T) {
 	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	require.NoError(t, err)
 	require.ErrorIs(t, cq.Destroy(), verbs.ErrInUse)
+	support.Object(t, "CQ", "Destroy while a QP uses it", verbs.ErrInUse)
 	require.NoError(t, mr.Dereg())
 	require.ErrorIs(t, mr.Dereg(), verbs.ErrClosed)
+	support.Object(t, "MR", "Dereg a second time", verbs.ErrClosed)
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse)
 	require.NoError(t, qp.Destroy())
 	require.ErrorIs(t, qp.Destroy(), verbs.ErrClosed)
@@ -164,6 +170,8 @@ func TestInUse(t *testing.T) {
 	require.ErrorIs(t, err, verbs.ErrClosed)
 	_, err = d.CreateCQ(1)
 	require.ErrorIs(t, err, verbs.ErrClosed)
+	support.Object(t, "PD", "Dealloc while it has an MR or a QP", verbs.ErrInUse)
+	support.Object(t, "QP", "PostSend, PostRecv, ModifyQP or Destroy after Destroy", verbs.ErrClosed)
 }
 
 // TestNotSupported: what is not there says so at once.
@@ -175,4 +183,8 @@ func TestNotSupported(t *testing.T) {
 	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, QPType: 4})
 	require.ErrorIs(t, err, verbs.ErrNotSupported)
 	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: 10}), verbs.ErrOpcode)
+	support.Object(t, "MR", "RegMR with AccessFlushPersistent", verbs.ErrNotSupported)
+	support.Object(t, "QP", "ModifyQP to SQE", verbs.ErrNotSupported)
+	support.Object(t, "QP", "CreateQP of type UD", verbs.ErrNotSupported)
+	support.Object(t, "QP", "PostSend of TSO", verbs.ErrOpcode)
 }

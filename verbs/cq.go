@@ -9,20 +9,39 @@ import (
 
 // CQ is a completion queue. All methods may be called concurrently.
 type CQ struct {
-	driver *driver.CQ
+	driver  *driver.CQ
+	channel *CompChannel
 }
 
-// CreateCQ makes a completion queue that holds cqe completions. One that finds no room brings its queue pair into
-// the error state, so size it for all requests that may be in flight.
-func (d *Device) CreateCQ(cqe int) (*CQ, error) {
+// CQInitAttr describes a completion queue to make.
+type CQInitAttr struct {
+	CQE     int          // completions that it holds
+	Channel *CompChannel // where its events go (CQ.ReqNotify); nil for a queue that is polled or waited for
+}
+
+// CreateCQ makes a completion queue that holds cqe completions. One that finds no room is lost and ends the queue with all its
+// queue pairs (see ErrOverrun), so size it for all requests that may be in flight.
+func (d *Device) CreateCQ(cqe int) (*CQ, error) { return d.CreateCQEx(CQInitAttr{CQE: cqe}) }
+
+// CreateCQEx is CreateCQ with a completion channel.
+func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	c, err := d.driver.CreateCQ(cqe)
+	var channel *driver.CompChannel
+	if a.Channel != nil {
+		if err := a.Channel.check(); err != nil {
+			return nil, err
+		}
+		channel = a.Channel.driver
+	}
+	c, err := d.driver.CreateCQ(a.CQE, channel)
 	if err != nil {
 		return nil, err
 	}
-	return &CQ{driver: c}, nil
+	cq := &CQ{driver: c, channel: a.Channel}
+	c.SetOwner(cq)
+	return cq, nil
 }
 
 // check tells a queue that was created from nil and from a zero value.
@@ -42,7 +61,7 @@ func (c *CQ) CQE() int {
 }
 
 // Poll takes up to len(wcs) completions and returns their number, without blocking. It also drives the engine: a program
-// that polls needs no other thread to make progress.
+// that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
 func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {
 		return 0, err
@@ -50,8 +69,37 @@ func (c *CQ) Poll(wcs []WC) (int, error) {
 	return c.driver.Poll(wcs)
 }
 
-// Wait blocks until the queue is not empty. It returns the error of ctx when that ends first, and ErrClosed when
-// the queue is destroyed meanwhile.
+// Resize changes the number of completions that the queue holds. Those inside stay inside, in order; it fails with
+// ErrInvalid and both numbers when cqe is below theirs.
+func (c *CQ) Resize(cqe int) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	return c.driver.Resize(cqe)
+}
+
+// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with solicitedOnly for
+// the next receive of a message that its sender posted with SendSolicited, or the next completion with an error status.
+// Asking twice asks for the union. A completion that is in the queue already makes no event, so the order is: get the
+// event, ask for the next one, poll until the queue is empty. Spurious events are possible. Blocked calls of Wait neither
+// use up the event nor need it.
+func (c *CQ) ReqNotify(solicitedOnly bool) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	return c.driver.ReqNotify(solicitedOnly)
+}
+
+// Channel is the queue's completion channel, or nil.
+func (c *CQ) Channel() *CompChannel {
+	if c.check() != nil {
+		return nil
+	}
+	return c.channel
+}
+
+// Wait blocks until the queue is not empty. It returns the error of ctx when that ends first, ErrClosed when
+// the queue is destroyed meanwhile, and ErrOverrun like Poll.
 func (c *CQ) Wait(ctx context.Context) error {
 	if err := c.check(); err != nil {
 		return err

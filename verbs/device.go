@@ -13,7 +13,8 @@ import (
 
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
-	driver *driver.Device
+	driver           *driver.Device
+	regions, windows count
 
 	mu      sync.Mutex
 	domains int
@@ -62,14 +63,24 @@ func (d *Device) Close() error {
 }
 
 // Name is the name of the network device.
-func (d *Device) Name() string { return d.driver.Link().Information().Name }
+func (d *Device) Name() string { return d.Information().Name }
 
 // Information tells what carries the device's frames, and in which mode.
-func (d *Device) Information() link.Information { return d.driver.Link().Information() }
+func (d *Device) Information() link.Information {
+	if d.check() != nil {
+		return link.Information{}
+	}
+	return d.driver.Link().Information()
+}
 
-// Driver is the engine behind the device, for tools and simulations. It is no part of the verbs, and changes as the engine
-// needs it.
-func (d *Device) Driver() *driver.Device { return d.driver }
+// Driver is the engine behind the device, for tools and simulations; nil if the device was not opened. It is no part of the
+// verbs, and changes as the engine needs it.
+func (d *Device) Driver() *driver.Device {
+	if d.check() != nil {
+		return nil
+	}
+	return d.driver
+}
 
 // PortState is the state of a port; the values are those of enum ibv_port_state.
 type PortState uint8
@@ -146,6 +157,9 @@ type Counters struct {
 
 // Counters returns the device's counts.
 func (d *Device) Counters() Counters {
+	if d.check() != nil {
+		return Counters{}
+	}
 	t, l := d.driver.Counters()
 	return Counters{Transport: t, Link: l}
 }

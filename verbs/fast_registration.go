@@ -23,13 +23,19 @@ func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.takeRegion(maxLength); err != nil {
+		p.leave()
+		return nil, err
+	}
 	allocation, err := p.device.driver.Memory().Allocate(&p.domain, memory.KindFast, uint64(maxLength))
 	if err != nil {
+		p.device.regions.give()
 		p.leave()
 		return nil, err
 	}
 	m := &MR{pd: p, allocation: allocation}
 	m.view.Store(&mrView{key: allocation.Key()})
+	m.warnWhenDropped(allocation.Key(), uint64(maxLength), allocation.Freed)
 	return m, nil
 }
 

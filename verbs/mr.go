@@ -43,29 +43,31 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.takeRegion(len(buffer)); err != nil {
+		p.leave()
+		return nil, err
+	}
 	region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
 	if err != nil {
+		p.device.regions.give()
 		p.leave()
 		return nil, err
 	}
 	m := &MR{pd: p}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	runtime.AddCleanup(m, warnLeak, leak{p.device.Name(), region})
+	m.warnWhenDropped(region.Key(), region.Length(), region.Dead)
 	return m, nil
 }
 
-type leak struct {
-	device string
-	region *memory.Region
-}
-
-// warnLeak tells of a region that nobody can deregister any more. Its buffer stays registered, and valid, until the device
-// is closed.
-func warnLeak(l leak) {
-	if !l.region.Dead() {
-		slog.Warn("xroce: memory region dropped without Dereg", "device", l.device,
-			"key", fmt.Sprintf("%#x", l.region.Key()), "bytes", l.region.Length())
-	}
+// warnWhenDropped makes the log tell of a registration that has not ended and that nobody can end any more. Its buffer stays
+// registered, and valid, until the device is closed.
+func (m *MR) warnWhenDropped(key uint32, bytes uint64, ended func() bool) {
+	runtime.AddCleanup(m, func(device string) {
+		if !ended() {
+			slog.Warn("xroce: memory region dropped without Dereg", "device", device,
+				"key", fmt.Sprintf("%#x", key), "bytes", bytes)
+		}
+	}, m.pd.device.Name())
 }
 
 // MRChange is what Rereg changes; the zero value changes nothing.
@@ -129,7 +131,7 @@ func (m *MR) Rereg(c MRChange) error {
 		buffer = c.Buffer
 	}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	runtime.AddCleanup(m, warnLeak, leak{pd.device.Name(), region})
+	m.warnWhenDropped(region.Key(), region.Length(), region.Dead)
 	return nil
 }
 
@@ -162,6 +164,7 @@ func (m *MR) Dereg() error {
 		return inUse("MR", err)
 	}
 	m.dead = true
+	m.pd.device.regions.give()
 	m.pd.leave()
 	return nil
 }

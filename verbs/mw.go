@@ -43,8 +43,13 @@ func (p *PD) AllocMW(t MWType) (*MW, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	if err := p.device.windows.take("memory window", MaxMW); err != nil {
+		p.leave()
+		return nil, err
+	}
 	allocation, err := p.device.driver.Memory().Allocate(&p.domain, kind, 0)
 	if err != nil {
+		p.device.windows.give()
 		p.leave()
 		return nil, err
 	}
@@ -90,6 +95,7 @@ func (m *MW) Dealloc() error {
 		return err
 	}
 	m.dead = true
+	m.pd.device.windows.give()
 	m.pd.leave()
 	return nil
 }
@@ -103,6 +109,18 @@ type MWBind struct {
 	Length uint64 // bytes; 0 unbinds a window of type 1
 	// Access is any of the remote rights; type 2 windows take AccessZeroBased, too.
 	Access AccessFlags
+}
+
+// shares tells objects that the queue pairs of a protection domain can name by their keys from those that they cannot. On another
+// device the key of a window names something else.
+func (p *PD) shares(other *PD, what string) error {
+	switch {
+	case other == nil || other.device != p.device:
+		return fmt.Errorf("MW: %w: the %s belongs to another device than the QP", ErrInvalid, what)
+	case other != p:
+		return fmt.Errorf("MW: %w: the %s belongs to another PD than the QP", ErrInvalid, what)
+	}
+	return nil
 }
 
 // BindMW posts the work request that binds the window. It gives the window the key after its last one, which RKey returns from
@@ -123,6 +141,20 @@ func (q *QP) BindMW(m *MW, b MWBind) error {
 	defer m.mu.Unlock()
 	if m.dead {
 		return fmt.Errorf("MW: %w", ErrClosed)
+	}
+	if err := q.pd.shares(m.pd, "window"); err != nil {
+		return err
+	}
+	if b.MR != nil {
+		b.MR.mu.Lock()
+		pd, dead := b.MR.pd, b.MR.dead
+		b.MR.mu.Unlock()
+		if dead {
+			return fmt.Errorf("MR: %w", ErrClosed)
+		}
+		if err := q.pd.shares(pd, "region"); err != nil {
+			return err
+		}
 	}
 	key := IncRKey(m.key)
 	err := q.PostSend(SendWR{

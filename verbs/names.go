@@ -198,7 +198,6 @@ const (
 	MaxCQE      = driver.MaxCQE
 	MaxMsgSize  = queue.MaxMessage
 	MaxRDAtomic = transport.MaxRDAtomic
-	MaxInline   = queue.MaxInline // bytes
 )
 
 // Errors. They come wrapped, with the values that clash; test with errors.Is.

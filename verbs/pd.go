@@ -27,6 +27,9 @@ func (d *Device) AllocPD() (*PD, error) {
 	if d.closed {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), ErrClosed)
 	}
+	if d.domains == MaxPD {
+		return nil, fmt.Errorf("%w: protection domain number %d, the device has %d", ErrLimit, d.domains+1, MaxPD)
+	}
 	d.domains++
 	return &PD{device: d}, nil
 }

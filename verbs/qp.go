@@ -29,6 +29,9 @@ type QPInitAttr struct {
 	QPType         QPType // QPTRC by default
 	// SQSigAll makes every send request complete as if it had SendSignaled.
 	SQSigAll bool
+	// SRQ, if not nil, gives out the receives instead of a queue of the queue pair's own: it has no MaxRecvWR and
+	// MaxRecvSGE then, and its PostRecv fails with ErrInvalid.
+	SRQ *SRQ
 }
 
 // QPAttr are the attributes of a queue pair; a QPAttrMask says which of them are meant.
@@ -73,6 +76,13 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 			return nil, fmt.Errorf("QP: SendCQ and RecvCQ: %w", err)
 		}
 	}
+	var srq *driver.SRQ
+	if a.SRQ != nil {
+		if err := a.SRQ.check(); err != nil {
+			return nil, fmt.Errorf("QP: %w", err)
+		}
+		srq = a.SRQ.driver
+	}
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
@@ -80,7 +90,7 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
 		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
 		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
-		MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll,
+		MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
 	})
 	if err != nil {
 		p.leave()
@@ -88,6 +98,7 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	}
 	qp := &QP{pd: p, driver: q}
 	qp.drawPSN()
+	q.SetOwner(qp)
 	return qp, nil
 }
 
@@ -121,6 +132,9 @@ func (q *QP) Cap() QPCap {
 		return QPCap{}
 	}
 	c := q.driver.Config()
+	if c.SRQ != nil {
+		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
+	}
 	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline}
 }
 

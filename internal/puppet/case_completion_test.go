@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -54,6 +55,7 @@ func TestCase_B16(t *testing.T) {
 	}
 	p.Send(send(100, "rose"))
 	p.ExpectNothing(time.Minute)
+	support.Fault(t, "queue pair set to ERR with requests posted", support.Outcome{Responder: verbs.WCWRFlushErr, Requester: verbs.WCWRFlushErr})
 }
 
 // TestCase_B16_Reset: a reset drops what is posted without a completion, and gives the queues back.
@@ -82,6 +84,7 @@ func TestCase_B16_Reset(t *testing.T) {
 		p.ExpectNothing(time.Minute)
 		end.ExpectNoCompletion()
 	}
+	support.Fault(t, "queue pair set to RESET with requests posted", support.Outcome{Responder: "no completion", Requester: "no completion"})
 }
 
 // TestCase_B21: a local fault of the third request leaves the first two alone and stops those behind it.
@@ -125,6 +128,7 @@ func TestCase_B21(t *testing.T) {
 			end.ExpectNoCompletion()
 		})
 	}
+	support.Fault(t, "local memory of a send request that is not good", support.Outcome{Requester: verbs.WCLocProtErr})
 }
 
 // readOnly is an element of a region without the right of local write.
@@ -166,6 +170,7 @@ func TestBadReceive(t *testing.T) {
 			require.Equal(t, verbs.StateError, end.QP.State())
 		})
 	}
+	support.Fault(t, "memory of a receive that is not good", support.Outcome{Wire: roce.SyndromeNAKRemoteOperational, Responder: verbs.WCLocProtErr})
 }
 
 // TestCase_D3: a completion that finds its CQ full is an error of the queue pair, never a silent loss.
@@ -186,6 +191,7 @@ func TestCase_D3(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 	}
 	require.Equal(t, uint64(12), end.Device.Counters().Transport.CompletionsDropped)
+	support.Fault(t, "completion queue full", support.Outcome{Requester: verbs.StateError})
 }
 
 // TestCase_B10: a fenced request waits for the READs before it, and for nothing else.

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -76,6 +77,7 @@ func TestCase_A6(t *testing.T) {
 			t.Run("SEND "+name, func(t *testing.T) { refuse(t, c.total, steps, true) })
 		}
 	}
+	support.Fault(t, "payload that does not fit its place in the message", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // asSend is the SEND opcode at a WRITE opcode's place in the message.
@@ -167,4 +169,5 @@ func TestSendTooLong(t *testing.T) {
 			require.True(t, bytes.Equal(behind, end.MR.Bytes()[64+c.room:]), "bytes behind the receive were written")
 		})
 	}
+	support.Fault(t, "SEND longer than the receive", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.WCLocLenErr})
 }

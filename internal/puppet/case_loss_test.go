@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -50,6 +51,7 @@ func TestCase_B2_LastPacket(t *testing.T) {
 			require.Equal(t, uint64(1), a.Device.Counters().Transport.Timeouts)
 		})
 	}
+	support.Fault(t, "last packet of a message lost", support.Outcome{Requester: "sends again after the ACK timeout"})
 }
 
 // TestCase_B2_LostPSN: the resend starts behind what was acknowledged, one timeout after that.
@@ -117,6 +119,7 @@ func TestCase_B2_FinalAck(t *testing.T) {
 			}
 		})
 	}
+	support.Fault(t, "acknowledgement lost", support.Outcome{Wire: "acknowledged again", Responder: "executes nothing twice", Requester: verbs.WCSuccess})
 }
 
 // between posts WRITE, READ of so many packets, WRITE, whose first packets have the PSNs 40, 41 and 41+packets.
@@ -162,6 +165,7 @@ func TestCase_B3(t *testing.T) {
 	p.Ack(42, 3)
 	end.ExpectSend(3, verbs.WCSuccess)
 	p.ExpectNothing(time.Minute)
+	support.Fault(t, "READ response lost, a later request acknowledged", support.Outcome{Requester: "asks again, at once"})
 }
 
 // TestCase_B3_Partial: part of the response has come. The READ is asked for from the first missing packet on; the
@@ -223,6 +227,7 @@ func TestCase_B3_Partial(t *testing.T) {
 			p.ExpectNothing(time.Minute)
 		})
 	}
+	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
 // TestSequenceNAK: a NAK acknowledges what is before it and starts one resend, at once.
@@ -250,6 +255,7 @@ func TestSequenceNAK(t *testing.T) {
 		end.ExpectSend(id, verbs.WCSuccess)
 	}
 	p.ExpectNothing(time.Minute)
+	support.Fault(t, "packet lost, others follow", support.Outcome{Requester: "sends again from there, at once and once"})
 }
 
 // TestCase_B17: PSNs wrap in the middle of a message, and it is there that packets are lost.
@@ -272,6 +278,7 @@ func TestCase_B17(t *testing.T) {
 			})
 		}
 	}
+	support.Fault(t, "packets lost where PSNs wrap", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B17_Coalescing: one acknowledgement behind the wrap covers what is before it.
@@ -337,4 +344,5 @@ func TestLoseEach(t *testing.T) {
 			run(n, second)
 		}
 	}
+	support.Fault(t, "any one packet, or any two near each other, lost", support.Outcome{Requester: verbs.WCSuccess})
 }

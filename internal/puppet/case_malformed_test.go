@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -142,6 +143,7 @@ func TestCase_A4_Runts(t *testing.T) {
 	require.Equal(t, image, string(end.MR.Bytes()))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
+	support.Fault(t, "frame shorter than its headers", support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
 }
 
 // TestCase_A4_Lengths lets the lengths in the IP and UDP headers lie.
@@ -178,6 +180,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 			p.ExpectAck(100, 1)
 		})
 	}
+	support.Fault(t, "lengths of IP and UDP that do not fit", support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
 }
 
 // TestCase_A4_WrongPad: a request in sequence whose pad does not fit its length, but which can be taken apart, is an
@@ -216,6 +219,7 @@ func TestCase_A4_WrongPad(t *testing.T) {
 			}
 		}
 	}
+	support.Fault(t, "pad count that does not fit the length", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestCase_A4_OtherPad: another pad count than meant, where all the lengths fit, is a message of another length, which a
@@ -278,6 +282,8 @@ func TestCase_A5(t *testing.T) {
 			try(roce.Opcode(opcode), distance, false)
 		}
 	}
+	support.Fault(t, "opcode without an entry, or of another service", support.Outcome{Wire: "nothing", Responder: "dropped"})
+	support.Fault(t, "wrong ICRC, any opcode", support.Outcome{Wire: "nothing", Responder: "dropped"})
 }
 
 // expectAnswer says what a queue pair must make of a packet of TestCase_A5.
@@ -304,6 +310,17 @@ func expectAnswer(t *testing.T, p *puppet.Puppet, qp *verbs.QP, opcode roce.Opco
 	}
 	p.ExpectNothing(10 * time.Microsecond)
 	require.Equal(t, state, qp.State())
+	if spoilt || distance != 0 || opcode.Info() == nil {
+		return
+	}
+	switch {
+	case opcode.Transport() != roce.TransportRC:
+		support.Opcode(t, opcode, support.Ignored)
+	case opcode.Info().Request && state == verbs.StateRTS:
+		support.Opcode(t, opcode, support.Received)
+	case opcode.Info().Request && opcode.Info().Position == roce.PositionOnly: // the others came in the wrong place
+		support.Opcode(t, opcode, support.Refused)
+	}
 }
 
 // TestCase_A17 sends packets to the right number that are not meant for the queue pair.
@@ -344,6 +361,7 @@ func TestCase_A17(t *testing.T) {
 			end.ExpectSend(1, verbs.WCSuccess)
 			p.Send(write(end, 100))
 			p.ExpectAck(100, 1)
+			support.Fault(t, "not for this queue pair: "+name, support.Outcome{Wire: "nothing", Responder: c.reason})
 		})
 	}
 }
@@ -371,4 +389,5 @@ func TestCase_A5_Noise(t *testing.T) {
 	}
 	require.Equal(t, counters.Link.Received, counted, "every frame is counted once: %v", counters.DropReasons())
 	require.Greater(t, counters.Transport.Drops[roce.DropICRC], uint64(1000))
+	support.Fault(t, "random damage to every frame", support.Outcome{Responder: "stays in RTS, counts every frame once"})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -90,6 +91,7 @@ func TestCase_C1(t *testing.T) {
 			})
 		}
 	}
+	support.Fault(t, "WRITE or READ beyond the region", support.Outcome{Wire: roce.SyndromeNAKRemoteAccess, Responder: verbs.StateError})
 }
 
 // TestCase_C1_DuplicateRead: a duplicate is not the way around the check.
@@ -109,6 +111,7 @@ func TestCase_C1_DuplicateRead(t *testing.T) {
 	require.Equal(t, verbs.StateRTS, end.QP.State())
 	p.Send(read(end, 100, 0, 4096))
 	expectRead(p, end, 100, 1, 0, 4096)
+	support.Fault(t, "duplicate of a READ, beyond the region", support.Outcome{Wire: "nothing", Responder: verbs.StateRTS})
 }
 
 // TestCase_C2: length 0 reaches no byte, so key and address may be anything (C9-88, as cited by drivers/infiniband/sw/rxe/rxe_resp.c).
@@ -139,6 +142,7 @@ func TestCase_C2(t *testing.T) {
 	wc = end.ExpectRecv(2, verbs.WCSuccess)
 	require.Zero(t, wc.ByteLen)
 	require.True(t, bytes.Equal(image, end.MR.Bytes()))
+	support.Fault(t, "wrong key or address with length 0", support.Outcome{Wire: roce.SyndromeAckNoCredits, Responder: "executes it"})
 }
 
 // TestCase_C2_Requester: the same from the other side, where the local elements need not name anything either.
@@ -168,6 +172,7 @@ func TestCase_C2_Requester(t *testing.T) {
 			require.Zero(t, end.ExpectSend(uint64(psn), verbs.WCSuccess).ByteLen)
 		}
 	}
+	support.Fault(t, "wrong key or address with length 0", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B4: who asks for what it may not have learns so at once, whether or not a receive is used.
@@ -207,6 +212,9 @@ func TestCase_B4(t *testing.T) {
 				b.ExpectRecv(1, verbs.WCWRFlushErr) // the first packet of a long WRITE takes no receive
 				require.NoError(t, stranger.Dereg())
 				require.NoError(t, pd.Dealloc())
+				support.Fault(t, "remote memory, wrong "+name, support.Outcome{
+					Wire: wc.Syndrome, Responder: b.QP.State(), Requester: wc.Status,
+				})
 			})
 		}
 	}
@@ -242,6 +250,7 @@ func TestRights(t *testing.T) {
 			a := p.Expect()
 			require.Equal(t, roce.PSN(100), a.PSN)
 			require.Equal(t, c.want, a.AETH().Syndrome(), "%v", a)
+			support.Fault(t, "rights of queue pair and region: "+name, support.Outcome{Wire: c.want, Responder: end.QP.State()})
 		})
 	}
 }
@@ -280,6 +289,7 @@ func TestCase_B12(t *testing.T) {
 	require.Equal(t, roce.RCAcknowledge, nak.Opcode)
 	require.Equal(t, packets[len(packets)-2].PSN+1, nak.PSN)
 	require.Equal(t, verbs.StateError, b.QP.State())
+	support.Fault(t, "region deregistered during a READ", support.Outcome{Wire: "NAK in place of the next response", Responder: verbs.StateError, Requester: verbs.WCRemAccessErr})
 }
 
 // TestCase_B12_Duplicate: nor is a region that has gone away read for a duplicate. The peer may have all it wanted, so the
@@ -297,4 +307,5 @@ func TestCase_B12_Duplicate(t *testing.T) {
 	require.Equal(t, verbs.StateRTS, end.QP.State())
 	p.Send(access(roce.RCReadRequest, 101, end.RETH(0, 8)))
 	p.ExpectPacket(roce.RCReadResponseOnly, 101)
+	support.Fault(t, "region deregistered before the duplicate of a READ", support.Outcome{Wire: "nothing", Responder: verbs.StateRTS})
 }

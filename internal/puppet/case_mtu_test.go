@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -98,6 +99,7 @@ func checkPackets(t *testing.T, wire *puppet.Wire, a, b *puppet.End, operation v
 		require.Len(t, packets, 1)
 		require.Equal(t, roce.RCReadRequest, packets[0].Opcode)
 		require.Equal(t, uint32(length), packets[0].RETH.Length)
+		support.Opcode(t, packets[0].Opcode, support.Sent, support.Received)
 		packets = wire.From(b)
 	}
 	count := (length + P - 1) / P
@@ -115,6 +117,7 @@ func checkPackets(t *testing.T, wire *puppet.Wire, a, b *puppet.End, operation v
 		require.Equal(t, want, p.Opcode, "%v of %d bytes, packet %d", operation, length, i)
 		require.Equal(t, packets[0].PSN.Add(uint32(i)), p.PSN)
 		require.Equal(t, min(P, length-i*P), p.Length)
+		support.Opcode(t, p.Opcode, support.Sent, support.Received) // by one end and by the other
 		if h := p.Opcode.Info(); h.Request && h.Has(roce.HeaderRETH) {
 			require.Equal(t, uint32(length), p.RETH.Length)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -63,6 +64,7 @@ func TestCase_B18(t *testing.T) {
 	p.NAK(41, roce.SyndromeNAKRemoteOperational)
 	p.ExpectNothing(time.Second)
 	end.ExpectNoCompletion()
+	support.Fault(t, "response to nothing that is in flight", support.Outcome{Requester: "believes nothing"})
 }
 
 // TestCase_B18_WrongKind: an answer that can never be that of the request ends the request and the queue pair, when
@@ -123,6 +125,7 @@ func TestCase_B18_DuplicateResponse(t *testing.T) {
 	p.Respond(roce.RCReadResponseOnly, 42, piece(3))
 	end.ExpectSend(2, verbs.WCSuccess)
 	p.ExpectNothing(time.Second)
+	support.Fault(t, "READ response that comes twice", support.Outcome{Requester: "writes it once"})
 }
 
 // TestReadResponseLength: a response of the wrong length is a local length error; what was asked for and nothing else
@@ -154,6 +157,7 @@ func TestReadResponseLength(t *testing.T) {
 			p.ExpectNothing(time.Second)
 		})
 	}
+	support.Fault(t, "READ response of the wrong length", support.Outcome{Requester: verbs.WCLocLenErr})
 }
 
 // TestReadResponseMalformed: a response whose form is impossible whatever was asked for is dropped like any packet that
@@ -172,6 +176,7 @@ func TestReadResponseMalformed(t *testing.T) {
 	p.Respond(roce.RCReadResponseLast, 41, data[:4])
 	end.ExpectSend(1, verbs.WCSuccess)
 	require.Equal(t, append(data, 7, 7, 7, 7), end.Bytes(0, 1028))
+	support.Fault(t, "READ response of impossible form", support.Outcome{Requester: "drops it and goes on"})
 }
 
 // TestFatalNAK: what was sent before the refused request is complete, the refused one fails, what is behind it is flushed.
@@ -197,6 +202,7 @@ func TestFatalNAK(t *testing.T) {
 			end.ExpectRecv(9, verbs.WCWRFlushErr)
 			require.Equal(t, verbs.StateError, end.QP.State())
 			p.ExpectNothing(time.Minute)
+			support.Fault(t, "answer: "+syndrome.String(), support.Outcome{Requester: status})
 		})
 	}
 }
@@ -271,6 +277,7 @@ func TestMaxRDAtomicZero(t *testing.T) {
 	end.ExpectSend(1, verbs.WCSuccess)
 	end.ExpectSend(2, verbs.WCLocQPOpErr)
 	p.ExpectNothing(time.Second)
+	support.Fault(t, "READ with MAX_QP_RD_ATOMIC 0", support.Outcome{Requester: verbs.WCLocQPOpErr})
 }
 
 // TestWindow: no more frames are in flight than the window has room for, READ responses included; every
@@ -330,4 +337,5 @@ func TestReadBrokenOff(t *testing.T) {
 		end.ExpectSend(1, verbs.WCRemAccessErr)
 		end.ExpectSend(2, verbs.WCWRFlushErr)
 	}
+	support.Fault(t, "region deregistered during a READ", support.Outcome{Requester: verbs.WCRemAccessErr})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -67,6 +68,7 @@ func TestOneNAK(t *testing.T) {
 		p.ExpectAck(next, uint32(2+round))
 	}
 	require.Equal(t, uint64(3), end.Device.Counters().Transport.SentSequenceNAKs)
+	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence, Responder: "drops what is behind the gap"})
 }
 
 // TestOneNAKInABurst: the packets behind a gap arrive in one batch.
@@ -81,6 +83,7 @@ func TestOneNAKInABurst(t *testing.T) {
 		p.Send(write(end, psn))
 	}
 	p.ExpectAck(129, 30)
+	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence})
 }
 
 // TestRNRNAK: without a receive the request is refused with the queue pair's timer code, and what is behind it is dropped
@@ -113,6 +116,7 @@ func TestRNRNAK(t *testing.T) {
 			})
 		}
 	}
+	support.Fault(t, "no receive is posted", support.Outcome{Wire: "RNR NAK", Responder: verbs.StateRTS})
 }
 
 // TestRNRNAKLast: a WRITE with immediate data takes its receive with the last packet; the data before that is there.
@@ -181,6 +185,7 @@ func TestDuplicates(t *testing.T) {
 	p.Send(write(end, roce.PSN(105).Add(1<<23-1)))
 	p.ExpectNAK(105, roce.SyndromeNAKSequence)
 	check()
+	support.Fault(t, "duplicate of a SEND or WRITE", support.Outcome{Wire: "ACK of the last one that was executed", Responder: "executes nothing twice"})
 }
 
 // TestDuplicateBeforeAnyWrite: there is no PSN that a duplicate could be acknowledged with.
@@ -265,6 +270,8 @@ func TestDuplicateReads(t *testing.T) {
 	p.ExpectNothing(time.Millisecond)
 	p.Send(read(end, 104, 0, 8))
 	expectRead(p, end, 104, 3, 0, 8)
+	support.Fault(t, "duplicate of a READ", support.Outcome{Wire: "responses, with the bytes of now"})
+	support.Fault(t, "duplicate of a READ, for something else", support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
 }
 
 // TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the responses of
@@ -293,6 +300,7 @@ func TestReadsInFlight(t *testing.T) {
 			p.ExpectNothing(time.Second)
 		})
 	}
+	support.Fault(t, "more READs in flight than granted", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestReadsInTurn: READs that are answered give their place back.
@@ -393,6 +401,7 @@ func TestReadyToReceive(t *testing.T) {
 	expectRead(p, end, 101, 2, 0, 8)
 	require.Equal(t, verbs.StateRTR, end.QP.State())
 	require.Equal(t, map[string]uint64{"qp_state": 4}, drops(end))
+	support.Fault(t, "packet before RTR, or response before RTS", support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
 }
 
 // TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was dropped, so
@@ -419,4 +428,5 @@ func TestOrderChangedOnTheWay(t *testing.T) {
 	p.Send(packet(103), packet(102), packet(103))
 	p.ExpectAck(103, 4)
 	p.ExpectNothing(time.Second)
+	support.Fault(t, "order of packets changed on the way", support.Outcome{Wire: roce.SyndromeNAKSequence})
 }

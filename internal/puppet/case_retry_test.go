@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -48,6 +49,7 @@ func TestCase_B9(t *testing.T) {
 			})
 		}
 	}
+	support.Fault(t, "peer gone", support.Outcome{Requester: verbs.WCRetryExcErr})
 }
 
 // TestCase_B9_Never: timeout code 0 waits for ever.
@@ -59,6 +61,7 @@ func TestCase_B9_Never(t *testing.T) {
 	end.ExpectNoCompletion()
 	p.Ack(40, 1)
 	end.ExpectSend(1, verbs.WCSuccess)
+	support.Fault(t, "peer gone, timeout 0", support.Outcome{Requester: "waits for ever"})
 }
 
 // TestRetryReload: any progress gives all the retries back.
@@ -148,6 +151,7 @@ func TestCase_B6(t *testing.T) {
 	require.Len(t, packets, 8)
 	require.Equal(t, 40960*time.Microsecond+2*latency, packets[4].At-packets[0].At)
 	require.Len(t, wire.From(b), 2, "an RNR NAK and an acknowledgement")
+	support.Fault(t, "no receive is posted in time for the ACK timeout", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B7: rnr_retry counts tries, but 7 never ends.
@@ -178,6 +182,8 @@ func TestCase_B7(t *testing.T) {
 			p.ExpectNothing(time.Minute)
 		})
 	}
+	support.Fault(t, "no receive is posted", support.Outcome{Requester: verbs.WCRNRRetryExcErr})
+	support.Fault(t, "no receive is posted, RNR_RETRY 7", support.Outcome{Requester: "tries for ever"})
 }
 
 // TestCase_B7_OtherQP: a queue pair that waits for ever disturbs no other one, and is destroyed at once.

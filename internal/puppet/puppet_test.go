@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -39,6 +40,9 @@ func TestConversation(t *testing.T) {
 			end.ExpectNoCompletion()
 		})
 	}
+	support.Opcode(t, roce.RCAcknowledge, support.Sent, support.Received)
+	support.Opcode(t, roce.RCWriteOnly, support.Received)
+	support.Opcode(t, roce.RCSendOnly, support.Sent)
 }
 
 // TestWrong shows that each of the faults that a packet can be given is really in it.

@@ -25,12 +25,14 @@ type Wire struct {
 	Packets []Sent
 	// Drop, if not nil, says which packets get lost.
 	Drop func(s *Sent) bool
+	// Change, if not nil, may change the bytes of a packet on its way, its ICRC included. The list has it as it was sent.
+	Change func(frame []byte, p *roce.Packet)
 }
 
 // Watch makes a Wire of the stage's network.
 func (s *Stage) Watch() *Wire {
 	w := &Wire{}
-	s.World.Network.SetIntercept(func(_ []byte, p *roce.Packet) mem.Verdict {
+	s.World.Network.SetIntercept(func(frame []byte, p *roce.Packet) mem.Verdict {
 		if p == nil {
 			return mem.Verdict{}
 		}
@@ -45,6 +47,9 @@ func (s *Stage) Watch() *Wire {
 		}
 		sent.Lost = w.Drop != nil && w.Drop(&sent)
 		w.Packets = append(w.Packets, sent)
+		if w.Change != nil {
+			w.Change(frame, p)
+		}
 		return mem.Verdict{Drop: sent.Lost}
 	})
 	return w

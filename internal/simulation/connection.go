@@ -17,16 +17,16 @@ import (
 type ending int
 
 const (
-	endClean      ending = iota // everything is done
-	endError                    // one side goes to ERR while the traffic goes on
-	endReset                    // one side goes to RESET
-	endViolation                // one side asks for something that is not permitted
-	endDeregister               // one side deregisters a region that the other one uses
+	endClean     ending = iota // everything is done
+	endError                   // one side goes to ERR while the traffic goes on
+	endReset                   // one side goes to RESET
+	endViolation               // one side asks for something that is not permitted
+	endDanger                  // one side takes a key away that the other one uses
 	endings
 )
 
 func (e ending) String() string {
-	return [...]string{"clean", "ERR", "RESET", "violation", "deregister"}[e]
+	return [...]string{"clean", "ERR", "RESET", "violation", "danger"}[e]
 }
 
 type connection struct {
@@ -190,9 +190,9 @@ func (c *connection) interfere() error {
 		if f := c.flows[c.who]; !f.violate {
 			f.violate, f.budget = true, max(f.budget, len(f.requests)+1+c.g.random.IntN(3))
 		}
-	case endDeregister:
+	case endDanger:
 		c.ending = endClean
-		return c.deregister(s)
+		return c.endanger(s)
 	}
 	return nil
 }

@@ -99,7 +99,11 @@ func (f *flow) turn() error {
 		}
 		return nil
 	}
-	for range f.g.random.IntN(5) {
+	lump := f.g.random.IntN(5)
+	if f.g.chance(10) {
+		lump = queueDepth
+	}
+	for range lump {
 		if len(f.requests) >= f.budget || f.from.qp.Outstanding() >= queueDepth || len(f.requests)-f.next >= 3*queueDepth {
 			return nil
 		}
@@ -201,13 +205,13 @@ func (f *flow) complete(wc *verbs.WC) error {
 	r := f.requests[index]
 	if wc.Status != verbs.WCSuccess {
 		f.g.outcomes[Outcome{r.wr.Opcode, wc.Status}]++
+		if state := f.from.qp.State(); state != verbs.StateError && state != verbs.StateReset {
+			return fmt.Errorf("request %d failed, the queue pair is in %v", index, state)
+		}
 	}
 	switch {
 	case wc.Status == verbs.WCWRFlushErr:
 		f.over = true
-		if state := f.from.qp.State(); state != verbs.StateError && state != verbs.StateReset {
-			return fmt.Errorf("flushed in %v", state)
-		}
 		return nil
 	case f.over:
 		return fmt.Errorf("request %d behind one that failed", index)
@@ -229,6 +233,8 @@ func (f *flow) complete(wc *verbs.WC) error {
 // fail says whether a request may have failed with a status.
 func (f *flow) fail(r *request, status verbs.WCStatus) error {
 	switch state := f.to.qp.State(); {
+	case status != verbs.WCRetryExcErr && status != verbs.WCLocProtErr && state != verbs.StateError && state != verbs.StateReset:
+		return fmt.Errorf("request %d was refused by a queue pair in %v", r.index, state)
 	case status == r.fails || r.may != 0 && status == r.may:
 		return nil
 	case status == verbs.WCRetryExcErr && r.may != 0 && r.read != nil:
@@ -323,7 +329,7 @@ func (f *flow) receive(wc *verbs.WC) error {
 	case verbs.WRSendWithInv:
 		want.Flags, want.InvalidatedRKey = verbs.WCWithInv, r.wr.InvalidateRKey
 	}
-	want.PSN, want.Syndrome = wc.PSN, wc.Syndrome
+	want.PSN, want.Syndrome, want.Timestamp = wc.PSN, wc.Syndrome, wc.Timestamp
 	if *wc != want || r.fails != 0 || r.breaks {
 		return fmt.Errorf("must be %+v", want)
 	}

@@ -42,6 +42,7 @@ type key struct {
 
 	open    bool   // requests may use it
 	pending bool   // a request to open or close it is under way
+	doomed  bool   // it is to be closed whoever uses it
 	uses    int    // requests of the peer that are not complete
 	frozen  []byte // what the memory held when the region was deregistered: no byte may change any more
 }
@@ -144,6 +145,10 @@ func (f *flow) buildKeyRequest() *request {
 	g := f.g
 	for _, k := range f.from.keys {
 		switch {
+		case k.doomed && k.open && !k.pending:
+			f.c.flows[1-f.c.sideOf(f.from)].risk(k)
+			k.doomed = false
+			return f.buildClose(k)
 		case k.kind == plain || k.pending || !g.chance(12):
 		case !k.open:
 			return f.buildOpen(k)
@@ -221,28 +226,38 @@ func (f *flow) buildInvalidate(k *key) *request {
 	return r
 }
 
-// deregister ends the side's ordinary region. What the peer has under way may fail; nothing of it changes a byte any more.
-func (c *connection) deregister(s *side) error {
-	f := c.flows[1-c.sideOf(s)]
+// endanger takes a key away that the peer uses: an ordinary region is deregistered, others are closed by the next request. What
+// the peer has under way may fail.
+func (c *connection) endanger(s *side) error {
 	for _, k := range s.keys {
-		if k.kind != plain || !k.open {
+		switch {
+		case k.use != useRemote || !k.open || k.pending || c.g.chance(3):
 			continue
+		case k.kind != plain:
+			k.doomed = true
+			return nil
 		}
 		if err := k.mr.Dereg(); err != nil {
 			return err
 		}
 		k.open, k.mr = false, nil
 		k.frozen = bytes.Clone(k.buffer())
-		for _, r := range f.requests[f.next:] {
-			if r.key == k {
-				r.may, f.hazard = verbs.WCRemAccessErr, true
-				if r.receive != nil {
-					r.breaksRcv = verbs.WCRemAccessErr
-				}
+		c.flows[1-c.sideOf(s)].risk(k)
+		return nil
+	}
+	return nil
+}
+
+// risk marks the requests that use a key which goes away.
+func (f *flow) risk(k *key) {
+	for _, r := range f.requests[f.next:] {
+		if r.key == k {
+			r.may, f.hazard = verbs.WCRemAccessErr, true
+			if r.receive != nil {
+				r.breaksRcv = verbs.WCRemAccessErr
 			}
 		}
 	}
-	return nil
 }
 
 // closed says that the slot lies in an ordinary region that was deregistered: nobody may write there any more.

@@ -3,8 +3,10 @@ package simulation
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -17,6 +19,7 @@ type Program struct {
 	ends        [2]*end
 	mtu         verbs.MTU
 	v6          bool
+	faults      mem.Faults
 	harsh       bool // the network may be so bad that requests fail for it
 	scatter     bool // frames arrive at any queue of their device, which changes their order
 	connections []*connection
@@ -35,8 +38,9 @@ type Parameters struct {
 	Queues int
 	// WorstFault bounds the odds of each fault.
 	WorstFault float64
-	// Tap, if not nil, sees every frame that is delivered.
-	Tap func(at time.Duration, frame []byte)
+	// Sent, if not nil, sees every frame that is sent, whatever becomes of it, and Tap every one that is delivered.
+	// Neither may keep the frame.
+	Sent, Tap func(at time.Duration, frame []byte)
 }
 
 const (
@@ -62,11 +66,17 @@ func NewProgram(p Parameters) (*Program, error) {
 	if queues == 0 {
 		queues = 1 + random.IntN(4)
 	}
-	faults := g.drawFaults(p.WorstFault)
+	g.faults = g.drawFaults(p.WorstFault)
 	g.scatter = queues > 1 && random.IntN(2) == 0
-	g.world = NewWorld(mem.Options{Seed: p.Seed, Faults: faults, Scatter: g.scatter, Tap: p.Tap})
+	g.world = NewWorld(mem.Options{Seed: p.Seed, Faults: g.faults, Scatter: g.scatter, Tap: p.Tap})
+	if p.Sent != nil {
+		g.world.Network.SetIntercept(func(frame []byte, _ *roce.Packet) mem.Verdict {
+			p.Sent(g.world.now, frame)
+			return mem.Verdict{}
+		})
+	}
 	window := []int{0, 1, 2, 5, 16, 128}[random.IntN(6)]
-	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, scatter %v, harsh %v, %+v", g.mtu, window, queues, g.scatter, g.harsh, faults)
+	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, scatter %v, harsh %v, %+v", g.mtu, window, queues, g.scatter, g.harsh, g.faults)
 	connections := 1 + random.IntN(4)
 	commons := g.newCommons()
 	for i := range g.ends {
@@ -158,6 +168,12 @@ func (g *Program) fail(err error) {
 	}
 }
 
+// orderly are the reasons to drop a packet that nobody has damaged: what is late, early, or meant for an earlier life.
+var orderly = []roce.DropReason{
+	roce.DropOutOfSequence, roce.DropStaleResponse, roce.DropUnexpectedResponse, roce.DropDuplicateUnanswerable,
+	roce.DropQPState, roce.DropUnknownQPN,
+}
+
 // check looks at everything once more when all is over.
 func (g *Program) check() error {
 	for _, a := range g.adders {
@@ -171,6 +187,7 @@ func (g *Program) check() error {
 		}
 	}
 	naks, restarts := uint64(0), uint64(0)
+	damaged := g.faults.Corrupt > 0
 	for i, e := range g.ends {
 		if err := e.check(); err != nil {
 			return fmt.Errorf("device %d: %w", i, err)
@@ -179,6 +196,11 @@ func (g *Program) check() error {
 		naks += counters.Transport.SentSequenceNAKs
 		if n := counters.Transport.CompletionsDropped + counters.Link.ReceiveDropped; n > 0 {
 			return fmt.Errorf("device %d: %d completions and received frames dropped", i, n)
+		}
+		for reason, n := range counters.Transport.Drops {
+			if n > 0 && !damaged && !slices.Contains(orderly, roce.DropReason(reason)) {
+				return fmt.Errorf("device %d: %d packets dropped: %v", i, n, roce.DropReason(reason))
+			}
 		}
 	}
 	for _, c := range g.connections {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/simulation"
+	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -22,6 +25,7 @@ var (
 	seeds = flag.Int("seeds", 3000, "number of seeds to run")
 	first = flag.Uint64("seed", 1, "first seed")
 	soak  = flag.Duration("soak", 0, "run random seeds for this long instead")
+	dump  = flag.String("pcapng", "", "write the packets of the last run to this `file`")
 )
 
 // TestSimulation runs random programs over a network that loses, doubles, damages, delays and reorders frames; see the package
@@ -30,9 +34,13 @@ func TestSimulation(t *testing.T) {
 	var next, count atomic.Uint64
 	next.Store(*first)
 	end := time.Now().Add(*soak)
-	var workers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
+	workers := runtime.GOMAXPROCS(0)
+	if *dump != "" {
+		workers = 1 // the last run is the one that failed
+	}
+	var running sync.WaitGroup
+	for range workers {
+		running.Go(func() {
 			for !t.Failed() {
 				seed := next.Add(1) - 1
 				if *soak > 0 {
@@ -42,19 +50,30 @@ func TestSimulation(t *testing.T) {
 				} else if seed >= *first+uint64(*seeds) {
 					return
 				}
-				if err := run(seed, nil); err != nil {
-					t.Errorf("seed %d: %v\nreplay: go test ./internal/simulation -run '^TestSimulation$' -seed %d -seeds 1", seed, err, seed)
+				if err := run(t, seed); err != nil {
+					t.Errorf("seed %d: %v\nreplay: go test ./internal/simulation -run '^TestSimulation$' -seed %d -seeds 1 -pcapng /tmp/run.pcapng",
+						seed, err, seed)
 				}
 				count.Add(1)
 			}
 		})
 	}
-	workers.Wait()
+	running.Wait()
 	t.Logf("%d seeds", count.Load())
+	support.Fault(t, "frames lost, doubled, damaged, delayed and reordered at random", support.Outcome{Requester: verbs.WCSuccess})
 }
 
-func run(seed uint64, tap func(at time.Duration, frame []byte)) error {
-	program, err := simulation.NewProgram(simulation.Parameters{Seed: seed, WorstFault: 0.05, Tap: tap})
+func run(t *testing.T, seed uint64) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	parameters := simulation.Parameters{Seed: seed, WorstFault: 0.05}
+	if *dump != "" {
+		defer capture(t, *dump, &parameters)()
+	}
+	program, err := simulation.NewProgram(parameters)
 	if err != nil {
 		return err
 	}
@@ -94,13 +113,28 @@ func TestVariety(t *testing.T) {
 
 // TestReplay: a seed gives the same packets at the same times, however often it is run.
 func TestReplay(t *testing.T) {
+	var packet roce.Packet
+	opcodes := make(map[roce.Opcode]bool)
 	packets := func(seed uint64) string {
 		log := sha256.New()
-		require.NoError(t, run(seed, func(at time.Duration, frame []byte) { fmt.Fprintf(log, "%d %x\n", at, frame) }))
+		program, err := simulation.NewProgram(simulation.Parameters{
+			Seed: seed, WorstFault: 0.05,
+			Tap: func(at time.Duration, frame []byte) {
+				fmt.Fprintf(log, "%d %x\n", at, frame)
+				if packet.Parse([][]byte{frame}) == roce.DropNone {
+					opcodes[packet.Opcode] = true
+				}
+			},
+		})
+		require.NoError(t, err)
+		require.NoError(t, program.Run())
 		return hex.EncodeToString(log.Sum(nil))
 	}
 	for seed := range uint64(30) {
 		require.Equal(t, packets(seed), packets(seed), "seed %d", seed)
 	}
 	require.NotEqual(t, packets(1), packets(2))
+	for opcode := range opcodes {
+		support.Opcode(t, opcode, support.Sent, support.Received) // the programs got what they wanted
+	}
 }

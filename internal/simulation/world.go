@@ -29,12 +29,15 @@ import (
 type World struct {
 	Network *mem.Network
 	devices []*verbs.Device
+	now     time.Duration // the network's clock, for those that the network calls
 }
 
 // NewWorld makes a world. The network's clock is set to manual.
 func NewWorld(o mem.Options) *World {
 	o.Manual = true
-	return &World{Network: mem.NewNetwork(o)}
+	w := &World{Network: mem.NewNetwork(o)}
+	w.now = w.Network.Now()
+	return w
 }
 
 // AddDevice adds a device whose keys and QPNs come from seed.
@@ -70,9 +73,14 @@ func (w *World) Step() bool {
 		}
 	}
 	if found {
-		w.Network.AdvanceTo(max(next, w.Network.Now()))
+		w.advanceTo(max(next, w.Network.Now()))
 	}
 	return found
+}
+
+func (w *World) advanceTo(t time.Duration) {
+	w.Network.AdvanceTo(t)
+	w.now = t
 }
 
 // idlePace is how far the clock moves when no frame and no deadline is to come: programs act on their own, too.
@@ -87,7 +95,7 @@ func (w *World) Run(limit time.Duration, turn func() (done bool)) error {
 			return fmt.Errorf("not done after %v of virtual time", limit)
 		}
 		if !w.Step() {
-			w.Network.AdvanceTo(w.Network.Now() + idlePace)
+			w.advanceTo(w.Network.Now() + idlePace)
 		}
 	}
 	return nil

@@ -1,24 +1,44 @@
 package driver
 
+// Life of a completion: the transport adds it under the lock of its QP's shard (completions.Complete); if somebody asked to
+// be told, the CQ is noted as fired, and once the lock is released he is (CQ.fire). A completion without room is lost,
+// which must not go unseen: the CQ takes no further one, and all its QPs end, wherever they are at home.
+
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/xroce/xroce/roce/queue"
+	"github.com/xroce/xroce/roce/transport"
 )
 
 // MaxCQE is the largest capacity of a completion queue.
 const MaxCQE = queue.MaxCapacity
 
+// ErrOverrun is returned by everything that needs a CQ which had no room for a completion: it has lost that one.
+var ErrOverrun = errors.New("a completion was lost for lack of room")
+
 // CQ is a completion queue. Its methods may be called concurrently.
 type CQ struct {
-	device *Device
+	device  *Device
+	channel *CompChannel // or nil
+	owner   atomic.Value
+	events  eventState
+	listed  bool // it is in the channel's list; guarded by the lock of that
 
-	// shards is the set of the shards at which QPs of the CQ are at home, a bit each.
-	shards atomic.Uint64
-	closed atomic.Bool
-	qps    int // queues that complete here; guarded by Device.mu
+	shards   shardSet // where QPs of the CQ are at home
+	sleepers sleepers
+	awaited  atomic.Bool   // a blocked wait wants to be woken by the next completion
+	due      atomic.Uint32 // what fire has to do
+	closed   atomic.Bool
+	overrun  atomic.Bool // set under produce; from then on nothing is added
+
+	mu  sync.Mutex
+	qps []*QP // that complete here, one that does so with both queues twice
 
 	produce  sync.Mutex // held by the shard that adds a completion
 	producer *queue.Producer
@@ -26,28 +46,44 @@ type CQ struct {
 	consume  sync.Mutex
 	consumer *queue.Consumer
 	misses   int // empty polls in a row
-
-	mu      sync.Mutex
-	waiters []*waiter
 }
 
-// CreateCQ makes a completion queue for capacity completions.
-func (d *Device) CreateCQ(capacity int) (*CQ, error) {
-	if capacity < 1 || capacity > MaxCQE {
-		return nil, fmt.Errorf("%w: CQ of %d entries, the limit is 1 to %d", ErrLimit, capacity, MaxCQE)
+// What is due after a completion, once the shard's lock is released.
+const (
+	dueWake    = 1 << iota // blocked waits
+	dueEvent               // an event of the channel
+	dueOverrun             // the end of all QPs of the CQ
+)
+
+// CreateCQ makes a completion queue for capacity completions. Its channel may be nil.
+func (d *Device) CreateCQ(capacity int, channel *CompChannel) (*CQ, error) {
+	if channel != nil && channel.device != d {
+		return nil, fmt.Errorf("CQ: %w: the completion channel belongs to another device", ErrInvalid)
 	}
-	layout := queue.CompletionLayout(capacity)
-	producer, consumer, err := ringPair(layout)
+	producer, consumer, err := completionRing(capacity)
 	if err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	switch {
+	case d.closed, channel != nil && channel.closed.Load():
 		return nil, ErrClosed
+	case d.cqCount == MaxCQ:
+		return nil, fmt.Errorf("%w: CQ number %d, the device has %d", ErrLimit, d.cqCount+1, MaxCQ)
 	}
 	d.cqCount++
-	return &CQ{device: d, producer: producer, consumer: consumer}, nil
+	if channel != nil {
+		channel.cqs++
+	}
+	return &CQ{device: d, channel: channel, producer: producer, consumer: consumer}, nil
+}
+
+func completionRing(capacity int) (*queue.Producer, *queue.Consumer, error) {
+	if capacity < 1 || capacity > MaxCQE {
+		return nil, nil, fmt.Errorf("%w: CQ of %d entries, the limit is 1 to %d", ErrLimit, capacity, MaxCQE)
+	}
+	return ringPair(queue.CompletionLayout(capacity))
 }
 
 // ringPair makes both ends of a ring in ordinary memory.
@@ -61,19 +97,30 @@ func ringPair(layout queue.Layout) (*queue.Producer, *queue.Consumer, error) {
 	return producer, consumer, err
 }
 
+// SetOwner attaches a value that Owner returns.
+func (c *CQ) SetOwner(o any) { c.owner.Store(o) }
+
+// Owner is what SetOwner has attached, or nil.
+func (c *CQ) Owner() any { return c.owner.Load() }
+
 // Capacity is the number of completions that the CQ holds.
-func (c *CQ) Capacity() int { return c.producer.Capacity() }
+func (c *CQ) Capacity() int {
+	c.consume.Lock()
+	defer c.consume.Unlock()
+	return c.consumer.Capacity()
+}
 
 // Poll takes at most len(wcs) completions out of the queue and returns their number. If there are none it drives
 // the shards of the CQ's QPs first. It never blocks, but a poller that finds nothing gives its CPU away now and then.
 func (c *CQ) Poll(wcs []queue.WC) (int, error) {
+	err := c.over() // asked first: what was added before the end is taken before it is told
 	if n, empty := c.take(wcs); !empty {
 		return n, nil
 	}
-	if c.closed.Load() {
-		return 0, ErrClosed
+	if err != nil {
+		return 0, err
 	}
-	c.drive()
+	c.device.drivePolled(&c.shards)
 	c.consume.Lock()
 	n := c.consumer.ReadCompletions(wcs)
 	pause := false
@@ -96,78 +143,143 @@ func (c *CQ) take(wcs []queue.WC) (n int, empty bool) {
 	return n, n == 0 && len(wcs) > 0
 }
 
-func (c *CQ) notEmpty() bool {
+// ReqNotify asks for one event of the CQ's channel: for the next completion, or with solicitedOnly for the next one of a
+// message that its sender marked so or that has an error status. Asking twice asks for the union. A completion that
+// is in the CQ already makes no event, so ask first, then poll until the CQ is empty, then wait.
+func (c *CQ) ReqNotify(solicitedOnly bool) error {
+	if c.channel == nil {
+		return fmt.Errorf("CQ: %w: it was made without a completion channel", ErrInvalid)
+	}
+	c.consume.Lock()
+	c.consumer.Arm(solicitedOnly)
+	c.consume.Unlock()
+	// Asked afterwards: an overrun that came first has left the request unanswered.
+	return c.over()
+}
+
+// Resize changes the number of completions that the CQ holds. What is inside stays inside, in order; a capacity below
+// its number is refused.
+func (c *CQ) Resize(capacity int) error {
+	producer, consumer, err := completionRing(capacity)
+	if err != nil {
+		return err
+	}
+	c.consume.Lock()
+	defer c.consume.Unlock()
+	c.produce.Lock()
+	defer c.produce.Unlock()
+	if err := c.overLocked(c.consumer.Capacity()); err != nil {
+		return err
+	}
+	if count, moved := c.consumer.Move(producer); !moved {
+		return fmt.Errorf("%w: CQ of %d entries, %d are inside", ErrInvalid, capacity, count)
+	}
+	c.producer, c.consumer = producer, consumer
+	return nil
+}
+
+// Wait returns as soon as the CQ is not empty, or with the error of ctx, or with ErrClosed or ErrOverrun. Any number of
+// goroutines may wait. It may return although another goroutine was faster to poll.
+func (c *CQ) Wait(ctx context.Context) error { return c.device.wait(ctx, c) }
+
+func (c *CQ) shardSet() *shardSet { return &c.shards }
+func (c *CQ) asleep() *sleepers   { return &c.sleepers }
+func (c *CQ) arm()                { c.awaited.Store(true) }
+
+func (c *CQ) ready() bool {
 	c.consume.Lock()
 	defer c.consume.Unlock()
 	return c.consumer.Available(0) > 0
 }
 
-func (c *CQ) arm() {
-	c.consume.Lock()
-	defer c.consume.Unlock()
-	c.consumer.Arm(false)
+// over says why nothing is added any more, if so.
+func (c *CQ) over() error {
+	if c.closed.Load() || c.overrun.Load() {
+		return c.overLocked(c.Capacity())
+	}
+	return nil
 }
 
-// drive drives the CQ's shards on behalf of a poller, which renews the lease on them.
-func (c *CQ) drive() {
-	for i, set := 0, c.shards.Load(); set != 0; i, set = i+1, set>>1 {
-		if set&1 != 0 {
-			s := c.device.shards[i]
-			s.polls.Add(1)
-			s.drive(driveBriefly)
-		}
+func (c *CQ) overLocked(capacity int) error {
+	switch {
+	case c.closed.Load():
+		return ErrClosed
+	case c.overrun.Load():
+		return fmt.Errorf("CQ of %d entries: %w", capacity, ErrOverrun)
 	}
+	return nil
 }
 
 // addShard notes that a QP of the CQ is at home at a shard.
 func (c *CQ) addShard(s *Shard) {
-	bit := uint64(1) << s.index
-	for {
-		old := c.shards.Load()
-		if old&bit != 0 {
-			return
-		}
-		if c.shards.CompareAndSwap(old, old|bit) {
-			c.notify()
-			return
-		}
+	if c.shards.add(s) {
+		c.sleepers.wake()
+	}
+	if c.channel != nil && c.channel.shards.add(s) {
+		c.channel.sleepers.wake()
 	}
 }
 
-// complete adds a completion; fired says that somebody waits for it.
-func (c *CQ) complete(wc *queue.WC, solicited bool) (ok, fired bool) {
+// addQP makes a QP one that completes here.
+func (c *CQ) addQP(q *QP) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Either the end sees the QP in the list, or this sees the end.
+	c.qps = append(c.qps, q)
+	if err := c.over(); err != nil {
+		c.qps = c.qps[:len(c.qps)-1]
+		return err
+	}
+	return nil
+}
+
+func (c *CQ) removeQP(q *QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(c.qps, q); i >= 0 {
+		c.qps = slices.Delete(c.qps, i, i+1)
+	}
+}
+
+// add adds a completion. It says what is due then.
+func (c *CQ) add(wc *queue.WC, solicited bool) (ok bool, due uint32) {
 	c.produce.Lock()
 	defer c.produce.Unlock()
-	if !c.producer.WriteCompletion(wc) {
-		return false, false
+	if c.overrun.Load() {
+		return false, 0 // one that came before this one is lost
 	}
-	return true, c.producer.Disarm(solicited)
-}
-
-// notify wakes everybody who waits for the CQ.
-func (c *CQ) notify() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, w := range c.waiters {
-		w.wake()
+	if ok = c.producer.WriteCompletion(wc); !ok {
+		c.overrun.Store(true)
+		c.device.raise(AsyncEvent{Type: transport.EventCQErr, CQ: c})
+		due, solicited = dueOverrun, true // whoever waits for something shall learn of it
 	}
+	// The entry is visible before the words are looked at.
+	if c.awaited.Load() && c.awaited.Swap(false) {
+		due |= dueWake
+	}
+	if c.producer.Disarm(solicited) {
+		due |= dueEvent
+	}
+	return ok, due
 }
 
-func (c *CQ) addWaiter(w *waiter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiters = append(c.waiters, w)
-}
-
-func (c *CQ) removeWaiter(w *waiter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, v := range c.waiters {
-		if v == w {
-			c.waiters = append(c.waiters[:i], c.waiters[i+1:]...)
-			return
+// fire does what became due under a shard's lock. It returns the shards where QPs are that must end.
+func (c *CQ) fire() (handed uint64) {
+	due := c.due.Swap(0)
+	if due&dueOverrun != 0 {
+		c.mu.Lock()
+		for _, q := range c.qps {
+			handed |= q.end()
 		}
+		c.mu.Unlock()
 	}
+	if due&dueWake != 0 {
+		c.sleepers.wake()
+	}
+	if due&dueEvent != 0 && c.channel != nil {
+		c.channel.add(c)
+	}
+	return handed
 }
 
 // Close destroys the CQ. It fails while QPs use it; blocked waits return ErrClosed.
@@ -176,14 +288,22 @@ func (c *CQ) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c.closed.Load() {
-		return ErrClosed
+		return fmt.Errorf("CQ: %w", ErrClosed)
 	}
-	if c.qps > 0 {
-		return fmt.Errorf("CQ: %w by %d queues of QPs", ErrInUse, c.qps)
+	c.mu.Lock()
+	users := len(c.qps)
+	c.mu.Unlock()
+	if users > 0 {
+		return fmt.Errorf("CQ: %w by %d queues of QPs", ErrInUse, users)
 	}
 	c.closed.Store(true)
 	d.cqCount--
-	c.notify()
+	d.forget(AsyncEvent{CQ: c})
+	c.sleepers.wake()
+	if c.channel != nil {
+		c.channel.remove(c)
+		c.channel.cqs--
+	}
 	return nil
 }
 
@@ -195,11 +315,38 @@ type completions struct {
 
 // Complete implements transport.CompletionQueue. It runs under the lock of the QP's shard.
 func (c *completions) Complete(wc *queue.WC, solicited bool) bool {
-	ok, fired := c.cq.complete(wc, solicited)
-	if fired {
+	ok, due := c.cq.add(wc, solicited)
+	if due != 0 {
+		c.cq.due.Or(due)
 		home := c.qp.home.Load()
 		home.fired = append(home.fired, c.cq)
 		home.hasFired.Store(true)
 	}
+	if !ok {
+		c.qp.end() // the CQ may have overrun long ago, when the QP was in RESET
+	}
 	return ok
+}
+
+// end makes the QP's shard bring it into the error state, because a CQ of it overran. It takes no lock, since the
+// caller may be at another shard: the doorbell tells, and the caller drives that shard later.
+func (q *QP) end() (handed uint64) {
+	home := q.home.Load()
+	if !q.ended.Swap(true) {
+		home.ring(q)
+	}
+	return 1 << home.index
+}
+
+// answerEnd does what end asked for, under the shard's lock.
+func (s *Shard) answerEnd(q *QP) {
+	switch q.transport.State() {
+	case transport.StateReset:
+		return
+	case transport.StateError: // by the completion that found no room
+	default:
+		a := transport.Attributes{State: transport.StateError}
+		_ = q.transport.Modify(s.device.options.Clock(), &a, transport.MaskState) // every state but RESET permits it
+	}
+	(*qpEvents)(q).Event(transport.EventQPFatal)
 }

@@ -7,7 +7,9 @@
 // while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
-// and no system call is made under one.
+// and no system call is made under one. The rest in the same notation: SRQ.post, Shard.mu, SRQ.take (a resize holds post
+// and take); CQ.consume, CQ.produce (a resize); Device.mu, CQ.mu. Below them all are the leaves, under which nothing
+// is locked: the lists of events (backlog.mu) and those of who sleeps.
 package driver
 
 import (
@@ -60,11 +62,17 @@ type Device struct {
 	numbers numbers
 	gids    gids
 
-	mu      sync.Mutex
-	qpCount int
-	cqCount int
-	closed  bool
-	waiters []*waiter // free ones
+	events    backlog[AsyncEvent]
+	ownEvents eventState    // of the device itself
+	done      chan struct{} // closed by Close
+
+	mu           sync.Mutex
+	qpCount      int
+	cqCount      int
+	srqCount     int
+	channelCount int
+	closed       bool
+	waiters      []*waiter // free ones
 }
 
 // Open starts a device on a link, which it owns from then on: Close closes it too, and so does a failed Open.
@@ -91,7 +99,8 @@ func open(l link.Device, o Options) (*Device, error) {
 		return nil, fmt.Errorf("%w: %s has %d queues, the engine drives 1 to %d: ask for fewer of them",
 			ErrLimit, l.Information().Name, len(queues), maxShards)
 	}
-	d := &Device{link: l, options: o, memory: memory.NewTable(o.Seed)}
+	d := &Device{link: l, options: o, memory: memory.NewTable(o.Seed), done: make(chan struct{})}
+	d.events.init()
 	d.numbers.init(rand.New(rand.NewPCG(o.Seed, 0x71706e73)))
 	for i, q := range queues {
 		s, err := newShard(d, i, q)
@@ -119,18 +128,19 @@ func monotonic() func() transport.Time {
 	return func() transport.Time { return transport.Time(time.Since(start)) + 1 }
 }
 
-// Close stops the device. It fails while QPs or CQs exist.
+// Close stops the device. It fails while objects exist.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return ErrClosed
 	}
-	if d.qpCount > 0 || d.cqCount > 0 || d.memory.Count() > 0 {
-		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d memory regions",
-			d.link.Information().Name, ErrInUse, d.qpCount, d.cqCount, d.memory.Count())
+	if d.qpCount > 0 || d.cqCount > 0 || d.srqCount > 0 || d.channelCount > 0 || d.memory.Count() > 0 {
+		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d completion channels, %d memory regions",
+			d.link.Information().Name, ErrInUse, d.qpCount, d.cqCount, d.srqCount, d.channelCount, d.memory.Count())
 	}
 	d.closed = true
+	close(d.done)
 	d.stop()
 	return d.link.Close()
 }
@@ -144,6 +154,9 @@ func (d *Device) stop() {
 	}
 	d.waiters = nil
 }
+
+// Clock is the reading of the device's clock, the one of queue.WC.Timestamp: the time since the device was opened.
+func (d *Device) Clock() time.Duration { return time.Duration(d.options.Clock()) }
 
 // Link is the link that the device runs on.
 func (d *Device) Link() link.Device { return d.link }
@@ -241,30 +254,53 @@ func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote r
 	}, label, nil
 }
 
-// adopt gives a QP its number and makes it a user of its CQs.
+// adopt gives a QP its number and makes it a user of its CQs and its SRQ.
 func (d *Device) adopt(q *QP) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || q.config.SendCQ.closed.Load() || q.config.RecvCQ.closed.Load() {
-		return ErrClosed
+	c := &q.config
+	switch {
+	case d.closed:
+		return fmt.Errorf("device %s: %w", d.link.Information().Name, ErrClosed)
+	case q.config.SendCQ.closed.Load():
+		return fmt.Errorf("send CQ: %w", ErrClosed)
+	case q.config.RecvCQ.closed.Load():
+		return fmt.Errorf("receive CQ: %w", ErrClosed)
+	case c.SRQ != nil && c.SRQ.closed.Load():
+		return fmt.Errorf("SRQ: %w", ErrClosed)
 	}
 	if q.number, err = d.numbers.claim(); err != nil {
 		return err
 	}
+	if err = c.SendCQ.addQP(q); err == nil {
+		if err = c.RecvCQ.addQP(q); err != nil {
+			c.SendCQ.removeQP(q)
+		}
+	}
+	if err != nil {
+		d.numbers.release(q.number)
+		return err
+	}
 	d.qpCount++
-	q.config.SendCQ.qps++
-	q.config.RecvCQ.qps++
+	if c.SRQ != nil {
+		c.SRQ.qps++
+	}
 	return nil
 }
 
 // release undoes adopt.
 func (d *Device) release(q *QP) {
 	d.numbers.release(q.number)
+	c := &q.config
+	c.SendCQ.removeQP(q)
+	c.RecvCQ.removeQP(q)
+	d.forget(AsyncEvent{QP: q})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.qpCount--
-	q.config.SendCQ.qps--
-	q.config.RecvCQ.qps--
+	if c.SRQ != nil {
+		c.SRQ.qps--
+	}
 }
 
 // Drive runs every shard until none has anything to do, and reports whether any did. It is for Manual devices.

@@ -44,7 +44,7 @@ func (n *numbers) claim() (roce.QPN, error) {
 			return n.base + roce.QPN(offset), nil
 		}
 	}
-	return 0, fmt.Errorf("%w: all %d QP numbers are in use", ErrLimit, len(n.taken))
+	return 0, fmt.Errorf("%w: QP number %d, the device has %d", ErrLimit, len(n.taken)+1, len(n.taken))
 }
 
 // publish makes packets find the QP under its number.

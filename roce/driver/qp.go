@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,8 @@ type QPConfig struct {
 	MaxRecvSGE     int
 	MaxInline      int // bytes
 	SignalAll      bool
+	// SRQ gives out the receive requests instead of a queue of the QP's own; MaxRecvWR and MaxRecvSGE then count for nothing.
+	SRQ *SRQ
 }
 
 // QP is a queue pair. Its methods may be called concurrently.
@@ -38,6 +41,11 @@ type QP struct {
 
 	ringing     atomic.Bool // on its shard's stack of doorbells
 	ringingNext *QP
+
+	owner  atomic.Value
+	events eventState
+	ended  atomic.Bool // a CQ of the QP overran (CQ.fire)
+	fatal  bool        // EventQPFatal was raised; guarded by the shard's lock
 
 	closed  atomic.Bool
 	control sync.Mutex // held by Modify and Close while they change something
@@ -62,7 +70,10 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		return nil, err
 	}
 	q.send = send
-	if q.receive, q.posted, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
+	var receive transport.ReceiveQueue = (*receives)(q)
+	if c.SRQ != nil {
+		receive, c.MaxRecvSGE = (*sharedReceives)(c.SRQ), c.SRQ.config.MaxSGE
+	} else if q.receive, q.posted, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
 		return nil, err
 	}
 	q.home.Store(d.shards[0])
@@ -71,10 +82,10 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 	}
 	q.transport, err = transport.NewQP(transport.Config{
 		QPN: q.number, Type: c.Type, Domain: c.Domain,
-		Send: fetched, Receive: (*receives)(q),
+		Send: fetched, Receive: receive,
 		SendCQ: &completions{c.SendCQ, q}, RecvCQ: &completions{c.RecvCQ, q},
 		SignalAll: c.SignalAll, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline,
-		Window: d.options.Window,
+		Window: d.options.Window, SharedReceive: c.SRQ != nil, Events: (*qpEvents)(q),
 	})
 	if err != nil {
 		d.release(q)
@@ -96,21 +107,14 @@ func (c *QPConfig) check(d *Device) error {
 	case c.Type != transport.RC:
 		return fmt.Errorf("%w: %v", ErrNotSupported, c.Type)
 	}
-	for _, limit := range []struct {
-		name       string
-		value, max int
-	}{
-		{"max_send_wr", c.MaxSendWR, MaxWR}, {"max_recv_wr", c.MaxRecvWR, MaxWR},
-		{"max_send_sge", c.MaxSendSGE, queue.MaxSGE}, {"max_recv_sge", c.MaxRecvSGE, queue.MaxSGE},
-	} {
-		if limit.value < 1 || limit.value > limit.max {
-			return fmt.Errorf("%w: %s is %d, the limit is 1 to %d", ErrLimit, limit.name, limit.value, limit.max)
-		}
-	}
+	limits := []limitCheck{{"max_send_wr", c.MaxSendWR, MaxWR}, {"max_send_sge", c.MaxSendSGE, queue.MaxSGE}}
 	if c.MaxInline < 0 || c.MaxInline > queue.MaxInline {
 		return fmt.Errorf("%w: max_inline_data is %d, the limit is %d", ErrLimit, c.MaxInline, queue.MaxInline)
 	}
-	return nil
+	if c.SRQ != nil {
+		return errors.Join(c.SRQ.checkUser(d, c.Domain), checkLimits(limits))
+	}
+	return checkLimits(append(limits, limitCheck{"max_recv_wr", c.MaxRecvWR, MaxWR}, limitCheck{"max_recv_sge", c.MaxRecvSGE, queue.MaxSGE}))
 }
 
 // receives is the QP's own receive queue as the transport sees it.
@@ -138,6 +142,12 @@ func (q *QP) Number() roce.QPN { return q.number }
 // Config returns what the QP was made of.
 func (q *QP) Config() QPConfig { return q.config }
 
+// SetOwner attaches a value that Owner returns.
+func (q *QP) SetOwner(o any) { q.owner.Store(o) }
+
+// Owner is what SetOwner has attached, or nil.
+func (q *QP) Owner() any { return q.owner.Load() }
+
 // State is the QP's state.
 func (q *QP) State() transport.State { return q.transport.State() }
 
@@ -146,13 +156,12 @@ func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	if q.inline == nil {
 		q.inline = q.device.memory.NewUser()
 	}
-	principal := memory.Principal{Domain: q.config.Domain, QPN: uint32(q.number)}
 	for i, s := range list {
 		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
 		if s.Length == 0 {
 			continue
 		}
-		if fault := q.inline.Read(principal, 0, part, into[:s.Length]); fault != memory.FaultNone {
+		if fault := q.inline.Read(q.transport.Principal(), 0, part, into[:s.Length]); fault != memory.FaultNone {
 			return fmt.Errorf("%w: inline data: element %d, %d bytes at %#x with key %#x: %v",
 				ErrInvalid, i, s.Length, s.Addr, s.LKey, fault)
 		}
@@ -189,6 +198,8 @@ func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	q.recvMu.Lock()
 	if q.closed.Load() {
 		err = q.closedError()
+	} else if q.config.SRQ != nil {
+		err = fmt.Errorf("%w: QP %v takes its receives from an SRQ: post them there", ErrInvalid, q.number)
 	} else if state := q.transport.State(); state < transport.StateInit {
 		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v", ErrState, q.number, state)
 	}
@@ -280,6 +291,9 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask) error
 	home := q.home.Load()
 	home.mu.Lock()
 	err := q.transport.Modify(q.device.options.Clock(), a, mask)
+	if err == nil && q.transport.State() == transport.StateReset {
+		q.fatal = false
+	}
 	home.unlock()
 	home.drive(driveBriefly) // what the change made ready to send
 	return err

@@ -58,7 +58,7 @@ type Shard struct {
 	user   *memory.User
 	frames [receiveBatch]link.Frame
 	packet roce.Packet
-	fired  []*CQ // armed CQs that got a completion and whose waiters were not woken yet
+	fired  []*CQ // CQs that have something due (CQ.fire)
 	closed bool
 
 	hasFired atomic.Bool // fired is not empty
@@ -110,6 +110,9 @@ func (s *Shard) answerDoorbells(r *turnResult) {
 		q.ringingNext = nil
 		q.ringing.Store(false)
 		if home := q.home.Load(); home == s {
+			if q.ended.Swap(false) {
+				s.answerEnd(q)
+			}
 			s.engine.Ready(q.transport)
 		} else {
 			home.ring(q) // it moved in between
@@ -171,7 +174,7 @@ func (s *Shard) run(turns int) (progress bool, handed uint64) {
 
 		s.kick()
 		for _, cq := range fired {
-			cq.notify()
+			result.handed |= cq.fire()
 		}
 		progress, handed = progress || result.did, handed|result.handed
 		if result.deadline > 0 {

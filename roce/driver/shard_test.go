@@ -22,7 +22,7 @@ func newManual(t *testing.T, queues int) (*Device, *QP) {
 	require.NoError(t, err)
 	d, err := Open(l, Options{Manual: true})
 	require.NoError(t, err)
-	cq, err := d.CreateCQ(4)
+	cq, err := d.CreateCQ(4, nil)
 	require.NoError(t, err)
 	q, err := d.CreateQP(QPConfig{
 		Type: transport.RC, Domain: new(memory.Domain), SendCQ: cq, RecvCQ: cq,

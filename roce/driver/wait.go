@@ -1,12 +1,13 @@
 package driver
 
 // A blocked wait spins for a moment, since the answer of a peer is usually that near, then sleeps in poll(2) on the
-// sockets of its CQ's shards itself: no other thread has to be woken first (a wake-up on another CPU costs 30
+// sockets of the shards of its CQ, or of its channel's CQs, itself: no other thread has to be woken first (a wake-up on another CPU costs 30
 // to 35 us). The first one on a shard leads, the others follow: they park until a completion of theirs is
 // noticed by whoever drives, or until the leader leaves and one of them takes its place.
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,18 +137,75 @@ func (d *Device) returnWaiter(w *waiter) {
 	d.waiters = append(d.waiters, w)
 }
 
-// Wait returns as soon as the CQ is not empty, or with the error of ctx, or with ErrClosed. Any number of goroutines may
-// wait. It may return although another goroutine was faster to poll.
-func (c *CQ) Wait(ctx context.Context) error {
+// awaited is what a goroutine can block on: a CQ until it has completions, a channel until it has events.
+type awaited interface {
+	ready() bool
+	// over says why it will not become ready any more, if so.
+	over() error
+	// arm makes it wake its sleepers when it becomes ready.
+	arm()
+	asleep() *sleepers
+	// shardSet is where the progress is made that may make it ready.
+	shardSet() *shardSet
+}
+
+// shardSet is a set of shards, a bit each. It only grows.
+type shardSet struct{ bits atomic.Uint64 }
+
+// add reports whether the shard is a new one.
+func (a *shardSet) add(s *Shard) bool {
+	bit := uint64(1) << s.index
+	return a.bits.Or(bit)&bit == 0
+}
+
+// sleepers are the goroutines that are blocked on something.
+type sleepers struct {
+	mu   sync.Mutex
+	list []*waiter
+}
+
+// wake wakes all of them.
+func (l *sleepers) wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.list {
+		w.wake()
+	}
+}
+
+func (l *sleepers) add(w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, w)
+}
+
+func (l *sleepers) remove(w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.list, w); i >= 0 {
+		l.list = slices.Delete(l.list, i, i+1)
+	}
+}
+
+// drivePolled drives shards on behalf of a poller, which renews the lease on them.
+func (d *Device) drivePolled(a *shardSet) {
+	for i, set := 0, a.bits.Load(); set != 0; i, set = i+1, set>>1 {
+		if set&1 != 0 {
+			s := d.shards[i]
+			s.polls.Add(1)
+			s.drive(driveBriefly)
+		}
+	}
+}
+
+// wait returns as soon as o is ready, or with an error when ctx has ended or o is over.
+func (d *Device) wait(ctx context.Context, o awaited) error {
 	start := time.Now()
 	for i := 1; ; i++ {
-		if c.notEmpty() {
-			return nil
-		}
-		if err := c.over(ctx); err != nil {
+		if done, err := look(ctx, o); done {
 			return err
 		}
-		c.drive()
+		d.drivePolled(o.shardSet())
 		if i%yieldEvery == 0 {
 			if time.Since(start) > spinTime {
 				break
@@ -155,37 +213,43 @@ func (c *CQ) Wait(ctx context.Context) error {
 			yield()
 		}
 	}
-	return c.block(ctx)
+	return d.block(ctx, o)
 }
 
-func (c *CQ) over(ctx context.Context) error {
-	if c.closed.Load() {
-		return ErrClosed
+// look says whether a wait is done, and how.
+func look(ctx context.Context, o awaited) (done bool, err error) {
+	err = o.over() // asked first: what became ready before the end is taken before it is told
+	switch {
+	case o.ready():
+		return true, nil
+	case err != nil:
+		return true, err
 	}
-	return ctx.Err()
+	err = ctx.Err()
+	return err != nil, err
 }
 
-func (c *CQ) block(ctx context.Context) error {
-	w, err := c.device.takeWaiter()
+func (d *Device) block(ctx context.Context, o awaited) error {
+	w, err := d.takeWaiter()
 	if err != nil {
 		return err
 	}
-	defer c.device.returnWaiter(w)
-	c.addWaiter(w)
-	defer c.removeWaiter(w)
+	defer d.returnWaiter(w)
+	o.asleep().add(w)
+	defer o.asleep().remove(w)
 	defer context.AfterFunc(ctx, w.wake)()
 	for {
 		// A QP that comes to life on another shard changes the set.
-		if done, err := c.blockOn(ctx, w, c.shards.Load()); done {
+		if done, err := d.blockOn(ctx, w, o, o.shardSet().bits.Load()); done {
 			return err
 		}
 	}
 }
 
 // blockOn waits with a fixed set of shards; done is false if the set has changed.
-func (c *CQ) blockOn(ctx context.Context, w *waiter, set uint64) (done bool, err error) {
+func (d *Device) blockOn(ctx context.Context, w *waiter, o awaited, set uint64) (done bool, err error) {
 	var shards, led []*Shard
-	for i, s := range c.device.shards {
+	for i, s := range d.shards {
 		if set&(1<<i) != 0 {
 			shards = append(shards, s)
 			s.sleep.enter(w)
@@ -212,14 +276,11 @@ func (c *CQ) blockOn(ctx context.Context, w *waiter, set uint64) (done bool, err
 				timeout = t
 			}
 		}
-		c.arm()
-		if c.notEmpty() {
-			return true, nil
-		}
-		if err := c.over(ctx); err != nil {
+		o.arm()
+		if done, err := look(ctx, o); done {
 			return true, err
 		}
-		if c.shards.Load() != set {
+		if o.shardSet().bits.Load() != set {
 			return false, nil
 		}
 		if len(led) > 0 {

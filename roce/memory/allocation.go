@@ -56,6 +56,13 @@ func (a *Allocation) Key() uint32 {
 	return a.key
 }
 
+// Freed says whether the key was given back.
+func (a *Allocation) Freed() bool {
+	a.table.mu.Lock()
+	defer a.table.mu.Unlock()
+	return a.table.allocations[a.index] != a
+}
+
 // Kind is what the key was allocated for.
 func (a *Allocation) Kind() Kind { return a.kind }
 
@@ -142,7 +149,7 @@ func (a *Allocation) set(next *Region) {
 }
 
 // find returns the allocation that a work request names by the upper 24 bits of a key. The caller holds the mutex.
-func (t *Table) find(p Principal, key uint32) (*Allocation, Fault) {
+func (t *Table) find(p *Principal, key uint32) (*Allocation, Fault) {
 	a := t.settled(key >> 8)
 	switch {
 	case a == nil && t.lookup(key) != nil:
@@ -157,7 +164,7 @@ func (t *Table) find(p Principal, key uint32) (*Allocation, Fault) {
 
 // FastRegister makes the mapped buffer of a free KindFast allocation accessible under key, whose upper 24 bits name the
 // allocation and whose low 8 bits are free to choose. The rights follow the rules of Register, otherwise FaultAccess.
-func (u *User) FastRegister(p Principal, key uint32, access Access) Fault {
+func (u *User) FastRegister(p *Principal, key uint32, access Access) Fault {
 	t := u.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -181,7 +188,7 @@ func (u *User) FastRegister(p Principal, key uint32, access Access) Fault {
 // Invalidate makes a valid KindFast region without windows, or a type 2 window that p's queue pair has bound, free. The whole
 // key must match. When it returns, no access through the key is under way and none will begin. Regions made by Register
 // and type 1 windows cannot be invalidated (drivers/infiniband/sw/rxe/rxe_mr.c and rxe_mw.c).
-func (u *User) Invalidate(p Principal, key uint32) Fault {
+func (u *User) Invalidate(p *Principal, key uint32) Fault {
 	t := u.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -193,7 +200,7 @@ func (u *User) Invalidate(p Principal, key uint32) Fault {
 		return FaultState
 	case a.region.key != key:
 		return FaultKey
-	case a.kind == KindWindow2 && a.region.owner != p.QPN:
+	case a.kind == KindWindow2 && a.region.owner != p:
 		return FaultOwner
 	case a.region.bound > 0:
 		return FaultBound

@@ -13,16 +13,16 @@ type bench struct {
 	table    *Table
 	user     *User
 	domain   *Domain
-	p        Principal
-	sibling  Principal // another queue pair of the domain
-	stranger Principal // the same queue pair number, another domain
+	p        *Principal
+	sibling  *Principal // another queue pair of the domain
+	stranger *Principal // of another domain
 }
 
 func newBench(t *testing.T) *bench {
 	table, domain := NewTable(1), new(Domain)
 	return &bench{
 		T: t, table: table, user: table.NewUser(), domain: domain,
-		p: Principal{domain, 7}, sibling: Principal{domain, 8}, stranger: Principal{new(Domain), 7},
+		p: &Principal{Domain: domain}, sibling: &Principal{Domain: domain}, stranger: &Principal{Domain: new(Domain)},
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 // CompareSwap stores swap in the word of eight bytes at r if it is equal to compare. It returns the word as it was before.
 // It needs RemoteAtomic. The word's place in memory, not its address in the region, must be aligned (FaultAlignment).
-func (u *User) CompareSwap(p Principal, r Range, compare, swap uint64) (original uint64, fault Fault) {
+func (u *User) CompareSwap(p *Principal, r Range, compare, swap uint64) (original uint64, fault Fault) {
 	word, fault := u.holdWord(p, RemoteAtomic, r)
 	if fault != FaultNone {
 		return 0, fault
@@ -25,7 +25,7 @@ func (u *User) CompareSwap(p Principal, r Range, compare, swap uint64) (original
 
 // FetchAdd adds to the word of eight bytes at r, modulo 2^64, and returns the word as it was before; otherwise like
 // CompareSwap.
-func (u *User) FetchAdd(p Principal, r Range, add uint64) (original uint64, fault Fault) {
+func (u *User) FetchAdd(p *Principal, r Range, add uint64) (original uint64, fault Fault) {
 	word, fault := u.holdWord(p, RemoteAtomic, r)
 	if fault != FaultNone {
 		return 0, fault
@@ -40,7 +40,7 @@ func (u *User) FetchAdd(p Principal, r Range, add uint64) (original uint64, faul
 
 // StoreWord stores eight bytes at r in one go (ATOMIC WRITE, IBTA annex A19). Value is those bytes, as they are to lie in
 // memory, read in host byte order. It needs RemoteWrite and is otherwise like CompareSwap.
-func (u *User) StoreWord(p Principal, r Range, value uint64) Fault {
+func (u *User) StoreWord(p *Principal, r Range, value uint64) Fault {
 	word, fault := u.holdWord(p, RemoteWrite, r)
 	if fault != FaultNone {
 		return fault
@@ -53,7 +53,7 @@ func (u *User) StoreWord(p Principal, r Range, value uint64) Fault {
 }
 
 // holdWord is hold for one aligned word. On FaultNone the caller releases.
-func (u *User) holdWord(p Principal, need Access, r Range) (*uint64, Fault) {
+func (u *User) holdWord(p *Principal, need Access, r Range) (*uint64, Fault) {
 	region, fault := u.hold(p, need, r)
 	if fault != FaultNone {
 		return nil, fault

@@ -2,7 +2,9 @@ package memory
 
 import (
 	"encoding/binary"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,7 +46,7 @@ func TestAtomics(t *testing.T) {
 }
 
 // atomics calls each of the three on a range.
-func (b *bench) atomics(p Principal, r Range) (compareSwap, fetchAdd, storeWord Fault) {
+func (b *bench) atomics(p *Principal, r Range) (compareSwap, fetchAdd, storeWord Fault) {
 	_, compareSwap = b.user.CompareSwap(p, r, 0, 1)
 	_, fetchAdd = b.user.FetchAdd(p, r, 1)
 	storeWord = b.user.StoreWord(p, r, 1)
@@ -56,7 +58,7 @@ func TestAtomicsRefused(t *testing.T) {
 	b := newBench(t)
 	region := b.register(24, 1<<64-24, LocalWrite|RemoteWrite|RemoteAtomic)
 	key := region.Key()
-	expect := func(want Fault, p Principal, r Range) {
+	expect := func(want Fault, p *Principal, r Range) {
 		t.Helper()
 		swap, add, store := b.atomics(p, r)
 		require.Equal(t, [3]Fault{want, want, want}, [3]Fault{swap, add, store})
@@ -127,4 +129,47 @@ func TestAtomicsOfSeveralUsers(t *testing.T) {
 		}
 	}
 	require.Len(t, distinct, 2*rounds, "no two additions found the same value")
+}
+
+// TestCompareSwapIsHonest: an answer that says "swapped" is never given without a swap, also if the value comes and goes
+// meanwhile.
+func TestCompareSwapIsHonest(t *testing.T) {
+	b := newBench(t)
+	region := b.register(8, 0, LocalWrite|RemoteAtomic)
+	r := Range{region.Key(), 0, 8}
+	word := wordOf(region.buffer)
+	var stop atomic.Bool
+	var running sync.WaitGroup
+	running.Go(func() {
+		for !stop.Load() {
+			for range 100 {
+				atomic.CompareAndSwapUint64(word, 0, 1)
+				atomic.CompareAndSwapUint64(word, 1, 0)
+			}
+			runtime.Gosched()
+		}
+	})
+	swapped, refused := 0, 0
+	for range 500000 {
+		was, fault := b.user.CompareSwap(b.p, r, 0, 2)
+		if fault != FaultNone || was > 1 {
+			require.Equal(t, FaultNone, fault)
+			require.LessOrEqual(t, was, uint64(1))
+		}
+		if was == 1 {
+			refused++
+			continue
+		}
+		swapped++
+		if now := atomic.LoadUint64(word); now != 2 { // nobody else touches a 2
+			require.Equal(t, uint64(2), now, "it said that it had swapped")
+		}
+		atomic.StoreUint64(word, 0)
+	}
+	stop.Store(true)
+	running.Wait()
+	require.NotZero(t, swapped)
+	if runtime.GOMAXPROCS(0) > 1 {
+		require.NotZero(t, refused)
+	}
 }

@@ -9,7 +9,7 @@ func BenchmarkWrite(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	user, p := table.NewUser(), Principal{Domain: domain}
+	user, p := table.NewUser(), &Principal{Domain: domain}
 	data := [][]byte{make([]byte, 1024)}
 	r := Range{Key: region.Key(), Length: 1024}
 	b.ReportAllocs()

@@ -25,7 +25,7 @@ const (
 )
 
 // startWriters starts them. Faults other than FaultKey end the test.
-func startWriters(table *Table, p Principal, key uint32) *writers {
+func startWriters(table *Table, p *Principal, key uint32) *writers {
 	w := new(writers)
 	w.key.Store(key)
 	for i := range writerCount {
@@ -77,7 +77,7 @@ func TestInvalidateUnderTraffic(t *testing.T) {
 			elsewhere := b.register(len(untouched), 0, BindWindow|LocalWrite)
 			a, err := b.table.Allocate(b.domain, kind, 1<<20)
 			require.NoError(t, err)
-			for round := range 1000 {
+			for round := range 500 {
 				buffer := make([]byte, len(untouched))
 				var region *Region
 				key := a.Key()&^0xff | uint32(byte(round))
@@ -124,7 +124,7 @@ func TestReregisterUnderTraffic(t *testing.T) {
 	require.NoError(t, err)
 	w := startWriters(b.table, b.p, region.Key())
 	defer w.stop()
-	for range 1000 {
+	for range 500 {
 		w.some()
 		next := make([]byte, len(untouched))
 		region, err = b.table.Reregister(region, Reregistration{Buffer: next})
@@ -227,4 +227,33 @@ func TestManyChangers(t *testing.T) {
 	require.NoError(t, b.table.Deregister(region))
 	require.Zero(t, b.table.Count())
 	require.Len(t, b.table.users, 1)
+}
+
+// TestLateUser: a user that found a region just before it was replaced touches nothing of it, and takes the new one.
+func TestLateUser(t *testing.T) {
+	b := newBench(t)
+	old := b.register(8, 0, LocalWrite|RemoteWrite)
+	old.dead.Store(true) // as if it had been replaced behind the back of the lookup
+	done := make(chan Fault)
+	user := b.table.NewUser()
+	go func() {
+		done <- user.Write(b.p, RemoteWrite, Range{old.Key(), 0, 8}, [][]byte{[]byte("new data")}, true)
+	}()
+	for range 100 {
+		runtime.Gosched()
+	}
+	next := &Region{key: old.key, domain: old.domain, access: old.access, buffer: aligned(8, 0)}
+	b.table.slot(old.key >> 8).Store(next)
+	require.Equal(t, FaultNone, <-done)
+	require.Equal(t, "new data", string(next.buffer))
+	require.Equal(t, make([]byte, 8), old.buffer)
+
+	next.dead.Store(true)
+	go func() { done <- user.Read(b.p, RemoteWrite, Range{old.Key(), 0, 8}, make([]byte, 8)) }()
+	for range 100 {
+		runtime.Gosched()
+	}
+	b.table.slot(old.key >> 8).Store(nil)
+	require.Equal(t, FaultKey, <-done)
+	require.Nil(t, user.region.Load())
 }

@@ -5,7 +5,7 @@ import "runtime/debug"
 // Write copies data, given in pieces whose lengths sum up to r.Length, into the range. If final is set, the last whole
 // aligned 64-bit word of the range is stored atomically after all other bytes, so that a program that polls the word
 // (LoadUint64) sees everything that came before it.
-func (u *User) Write(p Principal, need Access, r Range, data [][]byte, final bool) Fault {
+func (u *User) Write(p *Principal, need Access, r Range, data [][]byte, final bool) Fault {
 	region, fault := u.hold(p, need, r)
 	if fault != FaultNone {
 		return fault
@@ -19,7 +19,7 @@ func (u *User) Write(p Principal, need Access, r Range, data [][]byte, final boo
 }
 
 // Read copies the range, whose Length is len(into), out of the region.
-func (u *User) Read(p Principal, need Access, r Range, into []byte) Fault {
+func (u *User) Read(p *Principal, need Access, r Range, into []byte) Fault {
 	region, fault := u.hold(p, need, r)
 	if fault != FaultNone {
 		return fault

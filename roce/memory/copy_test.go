@@ -69,11 +69,11 @@ func TestWriteModel(t *testing.T) {
 				}
 			}
 			r := Range{Key: region.Key(), Address: start + uint64(from), Length: uint64(len(data))}
-			require.Equal(t, FaultNone, user.Write(Principal{Domain: domain}, LocalWrite, r, pieces, rapid.Bool().Draw(t, "final")))
+			require.Equal(t, FaultNone, user.Write(&Principal{Domain: domain}, LocalWrite, r, pieces, rapid.Bool().Draw(t, "final")))
 			copy(model[from:], data)
 			require.Equal(t, model, buffer)
 			into := make([]byte, len(data))
-			require.Equal(t, FaultNone, user.Read(Principal{Domain: domain}, 0, r, into))
+			require.Equal(t, FaultNone, user.Read(&Principal{Domain: domain}, 0, r, into))
 			require.True(t, bytes.Equal(data, into))
 		}
 		require.Nil(t, user.region.Load(), "the region is in use no more")
@@ -96,7 +96,7 @@ func TestFinalWordIsLast(t *testing.T) {
 			data := bytes.Repeat([]byte{byte(i)}, length)
 			binary.NativeEndian.PutUint64(data[length-8:], i)
 			pieces := [][]byte{data[:length/2+3], data[length/2+3:]}
-			if user.Write(Principal{Domain: domain}, LocalWrite, Range{Key: region.Key(), Length: length}, pieces, true) != FaultNone {
+			if user.Write(&Principal{Domain: domain}, LocalWrite, Range{Key: region.Key(), Length: length}, pieces, true) != FaultNone {
 				panic("write")
 			}
 			<-turn

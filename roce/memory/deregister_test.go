@@ -37,7 +37,7 @@ func TestCase_C3(t *testing.T) {
 				// Each writer has its part of the buffer, as they would race with each other.
 				r := Range{Key: region.Key(), Address: uint64(i) * part, Length: part}
 				data[0][n%100]++
-				switch user.Write(Principal{Domain: domain}, RemoteWrite, r, data, n%2 == 0) {
+				switch user.Write(&Principal{Domain: domain}, RemoteWrite, r, data, n%2 == 0) {
 				case FaultNone:
 					written.Add(1)
 				case FaultKey:

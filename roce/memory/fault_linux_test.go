@@ -32,9 +32,9 @@ func TestFaultingBuffer(t *testing.T) {
 	require.NoError(t, err)
 	at := func(address, length uint64) Range { return Range{Key: region.Key(), Address: address, Length: length} }
 	write := func(r Range, final bool) Fault {
-		return user.Write(Principal{Domain: domain}, LocalWrite, r, [][]byte{make([]byte, r.Length)}, final)
+		return user.Write(&Principal{Domain: domain}, LocalWrite, r, [][]byte{make([]byte, r.Length)}, final)
 	}
-	read := func(r Range) Fault { return user.Read(Principal{Domain: domain}, 0, r, make([]byte, r.Length)) }
+	read := func(r Range) Fault { return user.Read(&Principal{Domain: domain}, 0, r, make([]byte, r.Length)) }
 	require.Equal(t, FaultNone, write(at(0, 2*page), true))
 
 	require.NoError(t, file.Truncate(int64(page)))
@@ -47,7 +47,7 @@ func TestFaultingBuffer(t *testing.T) {
 	require.Equal(t, FaultBuffer, read(at(page, 8)))
 	require.Equal(t, FaultBuffer, read(at(0, 2*page)))
 	require.Equal(t, FaultNone, read(at(0, page)))
-	require.Equal(t, FaultNone, user.Check(Principal{Domain: domain}, LocalWrite, at(page, 8)), "the registration knows nothing of it")
+	require.Equal(t, FaultNone, user.Check(&Principal{Domain: domain}, LocalWrite, at(page, 8)), "the registration knows nothing of it")
 
 	require.Nil(t, user.region.Load(), "Deregister would wait for ever")
 	require.NoError(t, table.Deregister(region))
@@ -64,7 +64,7 @@ func TestFinalWordIsNotEarly(t *testing.T) {
 	require.NoError(t, err)
 	r := Range{Key: region.Key(), Address: uint64(page - 16), Length: 16 + 3}
 	data := [][]byte{[]byte("before..finalwo"), []byte("rd+++")[:4]}
-	require.Equal(t, FaultBuffer, user.Write(Principal{Domain: domain}, LocalWrite, r, data, true))
+	require.Equal(t, FaultBuffer, user.Write(&Principal{Domain: domain}, LocalWrite, r, data, true))
 	require.Equal(t, "before..\x00\x00\x00\x00\x00\x00\x00\x00", string(buffer[page-16:page]))
 }
 
@@ -76,8 +76,8 @@ func TestReadOnlyBuffer(t *testing.T) {
 	region, err := table.Register(domain, buffer, 0, LocalWrite)
 	require.NoError(t, err)
 	r := Range{Key: region.Key(), Length: 64}
-	require.Equal(t, FaultBuffer, user.Write(Principal{Domain: domain}, LocalWrite, r, [][]byte{make([]byte, 64)}, true))
-	require.Equal(t, FaultNone, user.Read(Principal{Domain: domain}, 0, r, make([]byte, 64)))
+	require.Equal(t, FaultBuffer, user.Write(&Principal{Domain: domain}, LocalWrite, r, [][]byte{make([]byte, 64)}, true))
+	require.Equal(t, FaultNone, user.Read(&Principal{Domain: domain}, 0, r, make([]byte, 64)))
 }
 
 // TestFaultingAtomics: the same for atomics.

@@ -105,10 +105,10 @@ var (
 // Domain is a protection domain: keys work only for users of the same one. Domains are compared by pointer.
 type Domain struct{ _ byte }
 
-// Principal is on whose behalf an access is made: a queue pair and its protection domain.
+// Principal is on whose behalf an access is made: a queue pair. Principals are compared by pointer, so that a later queue pair
+// with the same number is another one.
 type Principal struct {
 	Domain *Domain
-	QPN    uint32
 }
 
 // Kind is what a key stands for.
@@ -141,7 +141,7 @@ type Region struct {
 	buffer []byte
 	dead   atomic.Bool
 	kind   Kind
-	owner  uint32 // of a type 2 window: the QPN that bound it
+	owner  *Principal // of a type 2 window: who bound it
 
 	// Guarded by the table's mutex.
 	bound  int     // windows bound to the region
@@ -189,7 +189,7 @@ func (r *Region) Length() uint64 { return uint64(len(r.buffer)) }
 func (r *Region) Access() Access { return r.access }
 
 // check is the one check of rights and bounds. Subtraction instead of addition: address + length may wrap.
-func (r *Region) check(p Principal, need Access, address, length uint64) Fault {
+func (r *Region) check(p *Principal, need Access, address, length uint64) Fault {
 	if fault := r.permits(p, need); fault != FaultNone {
 		return fault
 	}
@@ -200,7 +200,7 @@ func (r *Region) check(p Principal, need Access, address, length uint64) Fault {
 }
 
 // permits is the part of check that has nothing to do with the range.
-func (r *Region) permits(p Principal, need Access) Fault {
+func (r *Region) permits(p *Principal, need Access) Fault {
 	switch {
 	case r.kind >= KindWindow1:
 		return r.windowPermits(p, need)
@@ -213,15 +213,13 @@ func (r *Region) permits(p Principal, need Access) Fault {
 }
 
 // windowPermits is permits for windows. A right that is remote tells an rkey from an lkey, which never names a window.
-//
-//go:noinline
-func (r *Region) windowPermits(p Principal, need Access) Fault {
+func (r *Region) windowPermits(p *Principal, need Access) Fault {
 	switch {
 	case need&remoteAccess == 0:
 		return FaultKey
 	case r.domain != p.Domain:
 		return FaultDomain
-	case r.kind == KindWindow2 && r.owner != p.QPN:
+	case r.kind == KindWindow2 && r.owner != p:
 		return FaultOwner
 	case need&^r.access != 0:
 		return FaultAccess
@@ -229,5 +227,5 @@ func (r *Region) windowPermits(p Principal, need Access) Fault {
 	return FaultNone
 }
 
-// Dead says whether the registration has ended.
+// Dead says whether the registration has ended, or was replaced.
 func (r *Region) Dead() bool { return r.dead.Load() }

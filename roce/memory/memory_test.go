@@ -44,7 +44,7 @@ func TestCheckModel(t *testing.T) {
 			Address: near(start, start+size, start+size/2).Draw(t, "address"),
 			Length:  near(size, size/2, -start).Draw(t, "length"),
 		}
-		got := user.Check(Principal{Domain: asks}, need, r)
+		got := user.Check(&Principal{Domain: asks}, need, r)
 
 		number := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 		end := new(big.Int).Add(number(r.Address), number(r.Length))
@@ -70,7 +70,7 @@ func TestLookup(t *testing.T) {
 	require.NoError(t, err)
 	require.NotZero(t, region.Key()>>8, "index 0 is never used, so that key 0 is always wrong")
 	check := func(key uint32) Fault {
-		return user.Check(Principal{Domain: domain}, LocalWrite, Range{Key: key, Length: 8})
+		return user.Check(&Principal{Domain: domain}, LocalWrite, Range{Key: key, Length: 8})
 	}
 	require.Equal(t, FaultNone, check(region.Key()))
 	for bit := range 32 {
@@ -170,11 +170,11 @@ func TestManyRegions(t *testing.T) {
 		regions = append(regions, r)
 	}
 	for _, r := range regions {
-		require.Equal(t, FaultNone, user.Check(Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
+		require.Equal(t, FaultNone, user.Check(&Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
 	}
 	for _, r := range regions {
 		require.NoError(t, table.Deregister(r))
-		require.Equal(t, FaultKey, user.Check(Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
+		require.Equal(t, FaultKey, user.Check(&Principal{Domain: domain}, 0, Range{Key: r.Key(), Length: 1}))
 	}
 	require.Zero(t, table.Count())
 }
@@ -192,8 +192,8 @@ func TestRegionAtTheEnd(t *testing.T) {
 		{1<<64 - 16, 16, FaultNone}, {1<<64 - 1, 1, FaultNone}, {0, 1, FaultBounds}, {15, 1, FaultBounds}, {1<<64 - 17, 1, FaultBounds},
 	} {
 		r := Range{Key: region.Key(), Address: c.address, Length: c.length}
-		require.Equal(t, c.want, user.Check(Principal{Domain: domain}, 0, r), "%#x", c.address)
-		require.Equal(t, c.want, user.Read(Principal{Domain: domain}, 0, r, make([]byte, c.length)))
+		require.Equal(t, c.want, user.Check(&Principal{Domain: domain}, 0, r), "%#x", c.address)
+		require.Equal(t, c.want, user.Read(&Principal{Domain: domain}, 0, r, make([]byte, c.length)))
 	}
 }
 
@@ -208,7 +208,7 @@ func TestFaultNames(t *testing.T) {
 
 // TestZeroBased: addresses start at 0, whatever was given, even one that makes no sense.
 func TestZeroBased(t *testing.T) {
-	table, p := NewTable(1), Principal{Domain: new(Domain)}
+	table, p := NewTable(1), &Principal{Domain: new(Domain)}
 	user := table.NewUser()
 	region, err := table.Register(p.Domain, make([]byte, 16), 1<<64-1, ZeroBased)
 	require.NoError(t, err)
@@ -219,7 +219,7 @@ func TestZeroBased(t *testing.T) {
 
 // TestCheckRegion: everything but the range.
 func TestCheckRegion(t *testing.T) {
-	table, p := NewTable(1), Principal{Domain: new(Domain)}
+	table, p := NewTable(1), &Principal{Domain: new(Domain)}
 	user := table.NewUser()
 	region, err := table.Register(p.Domain, make([]byte, 16), 0, FlushGlobal)
 	require.NoError(t, err)
@@ -227,7 +227,7 @@ func TestCheckRegion(t *testing.T) {
 	require.Equal(t, FaultKey, user.CheckRegion(p, FlushGlobal, region.Key()^1))
 	require.Equal(t, FaultAccess, user.CheckRegion(p, FlushPersistent, region.Key()))
 	require.Equal(t, FaultAccess, user.CheckRegion(p, RemoteRead, region.Key()))
-	require.Equal(t, FaultDomain, user.CheckRegion(Principal{Domain: new(Domain)}, FlushGlobal, region.Key()))
+	require.Equal(t, FaultDomain, user.CheckRegion(&Principal{Domain: new(Domain)}, FlushGlobal, region.Key()))
 	require.NoError(t, table.Deregister(region))
 	require.Equal(t, FaultKey, user.CheckRegion(p, FlushGlobal, region.Key()))
 }

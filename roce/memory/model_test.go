@@ -15,7 +15,7 @@ type modelKey struct {
 	domain     *Domain
 	key        uint32
 	valid      bool
-	owner      uint32
+	owner      *Principal
 	start      uint64
 	bytes      []byte // what the key shows, or for a fast registration what the next one will
 	mapped     uint64 // address of the next fast registration
@@ -27,7 +27,7 @@ type modelKey struct {
 type world struct {
 	table      *Table
 	user       *User
-	principals []Principal
+	principals []*Principal
 	keys       []*modelKey
 }
 
@@ -54,14 +54,14 @@ func (w *world) named(key uint32) *modelKey {
 const modelStart = 1<<64 - 32 // the regions' addresses end with the address space
 
 // access is what an access of one byte must give.
-func (w *world) access(p Principal, k *modelKey, key uint32, need Access, address uint64) Fault {
+func (w *world) access(p *Principal, k *modelKey, key uint32, need Access, address uint64) Fault {
 	window := k.kind == KindWindow1 || k.kind == KindWindow2
 	switch {
 	case !k.valid, key != k.key, window && need&(RemoteRead|RemoteWrite) == 0:
 		return FaultKey
 	case p.Domain != k.domain:
 		return FaultDomain
-	case k.kind == KindWindow2 && k.owner != p.QPN:
+	case k.kind == KindWindow2 && k.owner != p:
 		return FaultOwner
 	case need&^k.access != 0:
 		return FaultAccess
@@ -79,7 +79,7 @@ func (w *world) pick(t *rapid.T, label string) *modelKey {
 	return rapid.SampledFrom(w.keys).Draw(t, label)
 }
 
-func (w *world) principal(t *rapid.T) Principal {
+func (w *world) principal(t *rapid.T) *Principal {
 	return rapid.SampledFrom(w.principals).Draw(t, "principal")
 }
 
@@ -198,7 +198,7 @@ func (w *world) bind(t *rapid.T) {
 	case unbind:
 		k.valid = false
 	default:
-		k.valid, k.key, k.access, k.owner, k.parent, k.start = true, b.Window, b.Access, p.QPN, parent, b.Address
+		k.valid, k.key, k.access, k.owner, k.parent, k.start = true, b.Window, b.Access, p, parent, b.Address
 		k.bytes = parent.bytes[offset : offset+b.Length]
 		if b.Access&ZeroBased != 0 {
 			k.start = 0
@@ -224,7 +224,7 @@ func (w *world) invalidate(t *rapid.T) {
 		want = FaultState
 	case key != k.key:
 		want = FaultKey
-	case k.kind == KindWindow2 && k.owner != p.QPN:
+	case k.kind == KindWindow2 && k.owner != p:
 		want = FaultOwner
 	case w.windows(k) > 0:
 		want = FaultBound
@@ -304,9 +304,10 @@ func (w *world) compare(t *rapid.T) {
 func TestKeyModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, one, two := NewTable(rapid.Uint64().Draw(t, "seed")), new(Domain), new(Domain)
+		p := &Principal{Domain: one}
 		w := &world{
 			table: table, user: table.NewUser(),
-			principals: []Principal{{one, 1}, {one, 1}, {one, 1}, {one, 2}, {two, 1}},
+			principals: []*Principal{p, p, p, {Domain: one}, {Domain: two}},
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"register": w.register, "allocate": w.allocate, "map": w.mapBuffer, "fast register": w.fastRegister,

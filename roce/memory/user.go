@@ -17,7 +17,7 @@ type User struct {
 }
 
 // hold finds the region of a range, announces it and checks the access. On FaultNone the caller releases.
-func (u *User) hold(p Principal, need Access, r Range) (*Region, Fault) {
+func (u *User) hold(p *Principal, need Access, r Range) (*Region, Fault) {
 	for {
 		region := u.table.lookup(r.Key)
 		if region == nil {
@@ -30,12 +30,11 @@ func (u *User) hold(p Principal, need Access, r Range) (*Region, Fault) {
 			u.release()
 			continue // it may have been replaced by another of the same key (Reregister)
 		}
-		fault := region.check(p, need, r.Address, r.Length)
-		if fault != FaultNone {
+		if fault := region.check(p, need, r.Address, r.Length); fault != FaultNone {
 			u.release()
-			region = nil
+			return nil, fault
 		}
-		return region, fault
+		return region, FaultNone
 	}
 }
 
@@ -43,7 +42,7 @@ func (u *User) release() { u.region.Store(nil) }
 
 // Check says whether an access would be permitted now. Every copy checks again. Nothing is announced, as no byte of the
 // buffer is touched.
-func (u *User) Check(p Principal, need Access, r Range) Fault {
+func (u *User) Check(p *Principal, need Access, r Range) Fault {
 	region := u.table.lookup(r.Key)
 	if region == nil {
 		return FaultKey
@@ -53,7 +52,7 @@ func (u *User) Check(p Principal, need Access, r Range) Fault {
 
 // CheckRegion is Check for an access to the whole of a region, which names no range (FLUSH with selectivity "memory region",
 // IBTA annex A19).
-func (u *User) CheckRegion(p Principal, need Access, key uint32) Fault {
+func (u *User) CheckRegion(p *Principal, need Access, key uint32) Fault {
 	region := u.table.lookup(key)
 	if region == nil {
 		return FaultKey

@@ -14,7 +14,7 @@ type Bind struct {
 // Bind makes a window show a part of a region that has BindWindow, and LocalWrite if the window gets RemoteWrite or
 // RemoteAtomic. A type 1 window may be bound already: when Bind returns, no access through its old key is under way and none
 // will begin. A type 2 window must be free, and works for p's queue pair only. A fault leaves everything as it was.
-func (u *User) Bind(p Principal, b Bind) Fault {
+func (u *User) Bind(p *Principal, b Bind) Fault {
 	t := u.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,7 +39,7 @@ func (u *User) Bind(p Principal, b Bind) Fault {
 }
 
 // newWindow checks what a binding asks for, and makes the region of it.
-func (t *Table) newWindow(p Principal, kind Kind, b Bind) (*Region, Fault) {
+func (t *Table) newWindow(p *Principal, kind Kind, b Bind) (*Region, Fault) {
 	access := b.Access &^ optionalAccess
 	legal := windowAccess
 	if kind == KindWindow2 {
@@ -67,7 +67,7 @@ func (t *Table) newWindow(p Principal, kind Kind, b Bind) (*Region, Fault) {
 		buffer: parent.buffer[offset : offset+b.Length : offset+b.Length], parent: parent,
 	}
 	if kind == KindWindow2 {
-		window.owner = p.QPN
+		window.owner = p
 	}
 	if access&ZeroBased != 0 {
 		window.start = 0

@@ -112,8 +112,8 @@ const (
 	WCWithInvalidate WCFlags = 8
 )
 
-// WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN and the fields that explain the
-// failure are valid.
+// WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN, Timestamp and the fields that
+// explain the failure are valid.
 type WC struct {
 	WRID    uint64
 	Status  WCStatus
@@ -124,6 +124,9 @@ type WC struct {
 	// InvalidatedRKey is the local key that the peer's SEND made unusable, if Flags has WCWithInvalidate.
 	InvalidatedRKey uint32
 	QPN             roce.QPN // the local QP
+	// Timestamp is when the completion was made, in nanoseconds of the device's clock: the reading of the turn that
+	// made it, so completions of one batch share it. It is valid whatever Status is; 0 if the engine set none.
+	Timestamp int64
 
 	// What the engine knew when the request ended, to explain a failure.
 	PSN        roce.PSN      // of the packet in question
@@ -152,6 +155,7 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 	binary.NativeEndian.PutUint32(s[20:], uint32(wc.QPN))
 	binary.NativeEndian.PutUint32(s[24:], uint32(wc.PSN))
 	s[28], s[29] = wc.Retries, wc.RNRRetries
+	binary.NativeEndian.PutUint64(s[32:], uint64(wc.Timestamp))
 	p.Publish(1)
 	return true
 }
@@ -174,6 +178,7 @@ func (c *Consumer) ReadCompletions(wcs []WC) int {
 			PSN:        roce.PSN(binary.NativeEndian.Uint32(s[24:])),
 			Retries:    s[28],
 			RNRRetries: s[29],
+			Timestamp:  int64(binary.NativeEndian.Uint64(s[32:])),
 		}
 		if wcs[i].Flags&WCWithInvalidate != 0 {
 			wcs[i].InvalidatedRKey, wcs[i].ImmData = wcs[i].ImmData, 0

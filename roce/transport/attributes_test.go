@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
@@ -146,12 +147,15 @@ func TestTransitions(t *testing.T) {
 				}
 				require.NoError(t, try(row.required))
 				require.NoError(t, try(row.required|row.optional))
+				support.Transition(t, from, to, nil, "")
 				eachBit(func(bit AttributeMask) {
 					switch {
 					case row.required&bit != 0:
 						require.ErrorContains(t, try(row.required&^bit), bit.String())
+						support.Transition(t, from, to, bit, "required")
 					case row.optional&bit != 0:
 						require.NoError(t, try(row.required|bit))
+						support.Transition(t, from, to, bit, "optional")
 					default:
 						require.ErrorContains(t, try(row.required|bit), bit.String())
 					}
@@ -226,6 +230,7 @@ func TestRanges(t *testing.T) {
 				require.ErrorIs(t, err, ErrAttribute)
 				require.ErrorContains(t, err, c.name)
 				require.Equal(t, before, q.Attributes())
+				support.Limit(t, c.name, err)
 			}
 		}
 	}

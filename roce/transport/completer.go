@@ -190,8 +190,8 @@ func (q *QP) retire() {
 	for r.head < r.tail && q.sends() {
 		w := r.work(r.head)
 		if w.status != queue.WCSuccess {
-			// It is the oldest and nothing of what was sent before it is open.
-			if r.una >= w.first {
+			// It is the oldest and nothing of what was sent before it is open. In SQD it has not begun yet.
+			if r.una >= w.first && (q.state == StateRTS || w.first < r.next) {
 				q.fail(w.status)
 			}
 			return
@@ -230,6 +230,7 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 // complete adds a completion. A CQ without room has lost it, which its QP cannot survive (the verbs call it CQ overrun).
 func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	q.completion = *wc
+	q.completion.Timestamp = int64(q.engine.now)
 	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {
 		return
 	}

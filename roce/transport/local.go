@@ -12,10 +12,6 @@ import (
 // executeLocal executes the operation at the cursor.
 func (q *QP) executeLocal(w *work) {
 	r := &q.requester
-	if w.done { // the cursor came by again because of a resend
-		r.current++
-		return
-	}
 	status, fault := queue.WCLocQPOpErr, memory.FaultNone
 	switch w.wr.Opcode {
 	case queue.LocalInvalidate:

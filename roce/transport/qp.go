@@ -40,17 +40,18 @@ type Config struct {
 	SignalAll bool
 	// MaxSendSGE and MaxRecvSGE are the list lengths that the rings were made for, MaxInline the inline data in bytes.
 	MaxSendSGE, MaxRecvSGE, MaxInline int
-	// SharedReceive says that Receive belongs to other QPs, too.
-	SharedReceive bool
-	Events        Events // may be nil
 	// Window bounds the frames in flight towards the peer and, for READ, from it; 0 means DefaultWindow.
 	Window int
+	// SharedReceive says that Receive gives out requests of a queue that other QPs use too: nothing of it is flushed.
+	SharedReceive bool
+	// Events is told what happens to the QP beside its completions; it may be nil.
+	Events Events
 }
 
 // QP is a queue pair. It belongs to the Engine that it was last given to by Attach.
 type QP struct {
 	config    Config
-	principal memory.Principal // on whose behalf user memory is accessed
+	principal *memory.Principal // on whose behalf user memory is accessed
 	engine    *Engine
 	state     State
 	shared    atomic.Uint32 // state, for State
@@ -86,7 +87,7 @@ func NewQP(config Config) (*QP, error) {
 	if config.Window == 0 {
 		config.Window = DefaultWindow
 	}
-	q := &QP{config: config, principal: memory.Principal{Domain: config.Domain, QPN: uint32(config.QPN)}}
+	q := &QP{config: config, principal: &memory.Principal{Domain: config.Domain}}
 	q.requester.init(&config)
 	q.responder.init(&config)
 	return q, nil
@@ -94,6 +95,9 @@ func NewQP(config Config) (*QP, error) {
 
 // Attach gives the QP to an engine. It must not be known to any other (Engine.Remove).
 func (q *QP) Attach(e *Engine) { q.engine = e }
+
+// Principal is on whose behalf the QP accesses memory.
+func (q *QP) Principal() *memory.Principal { return q.principal }
 
 // QPN is the QP's number.
 func (q *QP) QPN() roce.QPN { return q.config.QPN }

@@ -208,7 +208,9 @@ func (q *QP) emitRequest(buffer []byte) int {
 		if !q.sends() || r.waitingRNR {
 			return 0
 		}
-		if r.current == r.tail && !q.fetch() {
+		// In SQD everything that was begun is fetched already, and what else there is must not be judged yet: attributes
+		// may change before it begins.
+		if r.current == r.tail && (q.state == StateSQD || !q.fetch()) {
 			return 0
 		}
 		w := r.work(r.current)
@@ -345,7 +347,7 @@ func (q *QP) advance(w *work, packets uint64) {
 	r.cursor += packets
 	r.next = max(r.next, r.cursor)
 	if r.cursor == w.end() {
-		r.current++
+		r.seekCurrent() // in a resend also past local operations: they were executed
 	}
 	if q.timer.deadline == 0 {
 		q.startAckTimer()

@@ -1,0 +1,369 @@
+package puppet_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// Faults of a responder, seen from both ends: what goes over the wire, what becomes of the queue pair, how the receives
+// complete, and what the requester is told.
+
+// couple are two connected ends: a requests, b responds.
+type couple struct {
+	stage *puppet.Stage
+	a, b  *puppet.End
+	wire  *puppet.Wire
+}
+
+func newCouple(t *testing.T, adjust ...func(*verbs.QPAttr)) *couple {
+	stage := puppet.NewStage(t, mem.Options{})
+	c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{}), b: stage.NewEnd(puppet.EndOptions{})}
+	stage.Connect(c.a, c.b, adjust...)
+	c.wire = stage.Watch()
+	return c
+}
+
+// word is the offset of an aligned word in the region of an End.
+const word = 7 + 64
+
+// request is a request of a on b's region, both from offset on.
+func (c *couple) request(id uint64, operation verbs.WROpcode, offset, length int) verbs.SendWR {
+	wr := c.a.Request(id, operation, offset, length)
+	wr.RemoteAddr, wr.RKey = c.b.MR.Addr()+uint64(offset), c.b.MR.RKey()
+	return wr
+}
+
+// change has a's request packets of an opcode changed on their way, bytes from the BTH on, with a right ICRC; resends,
+// too: the fault is a's.
+func (c *couple) change(opcode roce.Opcode, edit func(bth []byte)) {
+	from := c.a.Device.Driver().Link().HardwareAddr()
+	c.wire.Change = func(frame []byte, p *roce.Packet) {
+		if p.SourceMAC == from && p.Opcode == opcode {
+			edit(frame[14+20+8:])
+			copy(frame[len(frame)-4:], icrc(frame, 0))
+		}
+	}
+}
+
+// fault is a row of the table. The requester posts what post returns; b has two receives of 64 bytes, 1 and 2.
+type fault struct {
+	name   string
+	adjust func(*verbs.QPAttr) // of both ends
+	own    func(*verbs.QPAttr) // of b only
+	post   func(*couple) []verbs.SendWR
+	bare   bool          // b has no receives
+	answer roce.Syndrome // of the last packet that b sends
+	psn    roce.PSN      // of that packet
+	silent bool          // b sends nothing at all
+	good   bool          // b's queue pair goes on
+	recv   verbs.WCStatus
+	sent   verbs.WCStatus // of the request with ID 1; the others are flushed, or succeed with it
+	// What was right before the fault: bytes from the offset placed on.
+	placed, bytes int
+}
+
+func only(operation verbs.WROpcode, spoil ...func(*couple, *verbs.SendWR)) func(*couple) []verbs.SendWR {
+	return func(c *couple) []verbs.SendWR {
+		wr := c.request(1, operation, word, 8)
+		for _, f := range spoil {
+			f(c, &wr)
+		}
+		return []verbs.SendWR{wr}
+	}
+}
+
+// without makes an adjustment that takes a right from a queue pair.
+func without(right verbs.AccessFlags) func(*verbs.QPAttr) {
+	return func(a *verbs.QPAttr) { a.AccessFlags &^= right }
+}
+
+func granted(n uint8) func(*verbs.QPAttr) { return func(a *verbs.QPAttr) { a.MaxDestRDAtomic = n } }
+
+// edited has the only packet of a request changed.
+func edited(operation verbs.WROpcode, opcode roce.Opcode, edit func(bth []byte)) func(*couple) []verbs.SendWR {
+	return only(operation, func(c *couple, _ *verbs.SendWR) { c.change(opcode, edit) })
+}
+
+// on names another region of b.
+func on(access verbs.AccessFlags, odd int) func(*couple, *verbs.SendWR) {
+	return func(c *couple, wr *verbs.SendWR) {
+		buffer := make([]byte, 128)
+		for i := range buffer {
+			buffer[i] = 0xA5
+		}
+		mr, err := c.b.PD.RegMRIova(buffer[odd:], 1<<40, access)
+		c.b.Require(err)
+		c.b.Cleanup(func() error {
+			if !bytes.Equal(bytes.Repeat([]byte{0xA5}, len(buffer)), buffer) {
+				panic("memory was changed")
+			}
+			return mr.Dereg()
+		})
+		wr.RemoteAddr, wr.RKey = mr.Addr()+8, mr.RKey()
+	}
+}
+
+// oddAddress names an aligned word in memory by an address that is not.
+func oddAddress(opcode roce.Opcode) func(*couple, *verbs.SendWR) {
+	return func(c *couple, wr *verbs.SendWR) {
+		mr, err := c.b.PD.RegMRIova(make([]byte, 64), 1<<40+1, puppet.AllAccess)
+		c.b.Require(err)
+		c.b.Cleanup(mr.Dereg)
+		wr.RemoteAddr, wr.RKey = 1<<40, mr.RKey()
+		c.change(opcode, func(bth []byte) { bth[12+7] |= 1 })
+	}
+}
+
+func badReceive(spoil func(*couple, *verbs.SGE)) func(*couple, *verbs.SendWR) {
+	return func(c *couple, _ *verbs.SendWR) {
+		element := c.b.MR.SGE(4096, 64)
+		spoil(c, &element)
+		element.Length = 64
+		c.b.Require(c.b.QP.PostRecv(verbs.RecvWR{WRID: 1, SGList: []verbs.SGE{element}}))
+	}
+}
+
+const (
+	success  = verbs.WCSuccess
+	flushed  = verbs.WCWRFlushErr
+	invalid  = roce.SyndromeNAKInvalidRequest
+	refused  = roce.SyndromeNAKRemoteAccess
+	nakLocal = roce.SyndromeNAKRemoteOperational
+)
+
+// answered are the operations that get a response of their own.
+var answered = []verbs.WROpcode{
+	verbs.WRRDMARead, verbs.WRAtomicFetchAdd, verbs.WRAtomicCmpAndSwp, verbs.WRAtomicWrite, verbs.WRFlush,
+}
+
+// rightOf is the right that an operation needs.
+var rightOf = map[verbs.WROpcode]verbs.AccessFlags{
+	verbs.WRRDMARead: verbs.AccessRemoteRead, verbs.WRRDMAWrite: verbs.AccessRemoteWrite,
+	verbs.WRRDMAWriteWithImm: verbs.AccessRemoteWrite, verbs.WRAtomicFetchAdd: verbs.AccessRemoteAtomic,
+	verbs.WRAtomicCmpAndSwp: verbs.AccessRemoteAtomic, verbs.WRAtomicWrite: verbs.AccessRemoteWrite,
+	verbs.WRFlush: verbs.AccessFlushGlobal,
+}
+
+func faults() []fault {
+	type bth = []byte
+	addVA := func(n byte) func(bth) { return func(b bth) { b[12+7] += n } }
+	rows := []fault{
+		{name: "PSN after the expected", good: true, answer: roce.SyndromeAckNoCredits, psn: 41, sent: success,
+			post: func(c *couple) []verbs.SendWR {
+				c.wire.Drop = puppet.Once(puppet.Is(roce.RCWriteOnly, 40))
+				return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, word, 8), c.request(2, verbs.WRRDMAWrite, word, 8)}
+			}},
+		{name: "PSN after the expected, for ever", good: true, answer: roce.SyndromeNAKSequence, psn: 40, sent: verbs.WCRetryExcErr,
+			post: func(c *couple) []verbs.SendWR {
+				c.wire.Drop = puppet.Is(roce.RCWriteOnly, 40)
+				return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, word, 8), c.request(2, verbs.WRRDMAWrite, word, 8)}
+			}},
+		{name: "no receive, SEND", bare: true, good: true, answer: roce.RNRNAK(12), psn: 40, sent: verbs.WCRNRRetryExcErr, post: only(verbs.WRSend)},
+		{name: "no receive, SEND with invalidate", bare: true, good: true, answer: roce.RNRNAK(12), psn: 40,
+			sent: verbs.WCRNRRetryExcErr, post: only(verbs.WRSendWithInv)},
+		{name: "no receive, WRITE with immediate", bare: true, good: true, answer: roce.RNRNAK(12), psn: 40,
+			sent: verbs.WCRNRRetryExcErr, post: only(verbs.WRRDMAWriteWithImm)},
+		{name: "opcode out of sequence in a SEND", answer: invalid, psn: 41, recv: verbs.WCRemInvReqErr, sent: verbs.WCRemInvReqErr,
+			post: func(c *couple) []verbs.SendWR {
+				c.b.PostRecv(1, 4096, 2048)
+				c.change(roce.RCSendLast, func(b bth) { b[0] = byte(roce.RCWriteLast) })
+				return []verbs.SendWR{c.request(1, verbs.WRSend, 0, 2048)}
+			}, bare: true, placed: 4096, bytes: 1024},
+		{name: "opcode out of sequence in a WRITE", answer: invalid, psn: 41, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: func(c *couple) []verbs.SendWR {
+				c.change(roce.RCWriteLast, func(b bth) { b[0] = byte(roce.RCSendLast) })
+				return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, 0, 2048)}
+			}, bytes: 1024},
+		{name: "opcode out of sequence, no message", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRSend, roce.RCSendOnly, func(b bth) { b[0] = byte(roce.RCSendLast) })},
+		{name: "DMALen above 2^31", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRRDMARead, roce.RCReadRequest, func(b bth) { b[12+12], b[12+15] = 0x80, 1 })},
+		{name: "longer than the DMALen", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[12+15]-- })},
+		{name: "longer than the DMALen, with immediate", answer: invalid, psn: 40, recv: verbs.WCRemInvReqErr, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRRDMAWriteWithImm, roce.RCWriteOnlyImmediate, func(b bth) { b[12+15]-- })},
+		{name: "pad in place of data", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[1] |= 1 << 4 })},
+		{name: "another path MTU", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			own:  func(a *verbs.QPAttr) { a.PathMTU = verbs.MTU512 },
+			post: func(c *couple) []verbs.SendWR { return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, 0, 2048)} }},
+		{name: "SEND longer than the receive", answer: invalid, psn: 40, recv: verbs.WCLocLenErr, sent: verbs.WCRemInvReqErr,
+			post: func(c *couple) []verbs.SendWR { return []verbs.SendWR{c.request(1, verbs.WRSend, 0, 65)} }},
+		{name: "fetch-and-add not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRAtomicFetchAdd, roce.RCFetchAdd, addVA(4))},
+		{name: "compare-and-swap not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRAtomicCmpAndSwp, roce.RCCompareSwap, addVA(1))},
+		{name: "atomic write not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, addVA(4))},
+		{name: "atomic where the memory is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicFetchAdd, on(puppet.AllAccess, 1))},
+		{name: "atomic write where the memory is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicWrite, on(puppet.AllAccess, 1))},
+		{name: "atomic where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicFetchAdd, oddAddress(roce.RCFetchAdd))},
+		{name: "atomic write where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRAtomicWrite, oddAddress(roce.RCAtomicWrite))},
+		{name: "atomic write, DMALen 4", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[12+15] = 4 })},
+		{name: "atomic write, pad", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[1] |= 1 << 4; b[12+15] = 7 })},
+		{name: "FLUSH of no placement", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] = 0 })},
+		{name: "FLUSH to placement 4", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] |= 4 })},
+		{name: "FLUSH of selectivity 2", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] |= 2 << 4 })},
+		{name: "FLUSH to persistence, no QP right", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
+			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Placement = verbs.FlushPlacementPersistent })},
+		{name: "FLUSH to persistence, no MR right", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
+			own:  func(a *verbs.QPAttr) { a.AccessFlags |= verbs.AccessFlushPersistent },
+			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Placement = 3 })},
+		{name: "FLUSH of the whole region, wild range", good: true, answer: roce.SyndromeAckNoCredits, psn: 40, sent: success,
+			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) {
+				wr.Flush.Selectivity, wr.Flush.Length, wr.RemoteAddr = verbs.FlushSelectMR, 1<<31, 1<<64-1
+			})},
+		{name: "FLUSH of the whole region, wrong key", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
+			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Selectivity = verbs.FlushSelectMR; wr.RKey ^= 1 })},
+		{name: "FLUSH of the whole region, no MR right", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
+			post: only(verbs.WRFlush, on(puppet.AllAccess&^verbs.AccessFlushGlobal, 0),
+				func(_ *couple, wr *verbs.SendWR) { wr.Flush.Selectivity = verbs.FlushSelectMR })},
+		{name: "WRITE with immediate, wrong key", answer: refused, psn: 40, recv: verbs.WCRemAccessErr, sent: verbs.WCRemAccessErr,
+			post: only(verbs.WRRDMAWriteWithImm, func(_ *couple, wr *verbs.SendWR) { wr.RKey ^= 1 })},
+		{name: "receive of a wrong key", bare: true, answer: nakLocal, psn: 40, recv: verbs.WCLocProtErr, sent: verbs.WCRemOpErr,
+			post: only(verbs.WRSend, badReceive(func(_ *couple, s *verbs.SGE) { s.LKey ^= 1 }))},
+		{name: "receive of another domain", bare: true, answer: nakLocal, psn: 40, recv: verbs.WCLocProtErr, sent: verbs.WCRemOpErr,
+			post: only(verbs.WRSend, badReceive(func(c *couple, s *verbs.SGE) { *s = foreign(c.b) }))},
+		{name: "receive that is read-only", bare: true, answer: nakLocal, psn: 40, recv: verbs.WCLocProtErr, sent: verbs.WCRemOpErr,
+			post: only(verbs.WRSendWithInv, badReceive(func(c *couple, s *verbs.SGE) { *s = readOnly(c.b) }))},
+		{name: "invalidation fails", answer: roce.SyndromeAckNoCredits, psn: 40, recv: verbs.WCRemInvReqErr, sent: success,
+			post:   only(verbs.WRSendWithInv, func(c *couple, wr *verbs.SendWR) { wr.InvalidateRKey = c.b.MR.RKey() }),
+			placed: 4096, bytes: 8},
+		{name: "queue pair in error", silent: true, recv: flushed, sent: verbs.WCRetryExcErr,
+			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
+				c.b.Require(c.b.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+			})},
+		{name: "unknown queue pair", silent: true, good: true, sent: verbs.WCRetryExcErr,
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[6] ^= 0x10 })},
+		{name: "another partition", silent: true, good: true, sent: verbs.WCRetryExcErr,
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[3] ^= 1 })},
+		{name: "opcode that nobody has", silent: true, good: true, sent: verbs.WCRetryExcErr,
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[0] = 0x15 })},
+		{name: "damaged", silent: true, good: true, sent: verbs.WCRetryExcErr,
+			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
+				c.wire.Change = func(frame []byte, _ *roce.Packet) { frame[len(frame)-5] ^= 1 }
+			})},
+	}
+	for operation, right := range rightOf {
+		name := operation.String()
+		claimed := flushed
+		if operation == verbs.WRRDMAWriteWithImm {
+			claimed = verbs.WCRemAccessErr
+		}
+		rows = append(rows,
+			fault{name: name + ", no QP right", own: without(right), post: only(operation), answer: invalid, psn: 40,
+				recv: flushed, sent: verbs.WCRemInvReqErr},
+			fault{name: name + ", no other QP right", own: without(^right), post: only(operation), answer: roce.SyndromeAckNoCredits,
+				psn: 40, good: true, sent: success},
+			fault{name: name + ", no MR right", post: only(operation, on(puppet.AllAccess&^right, 0)), answer: refused, psn: 40,
+				recv: claimed, sent: verbs.WCRemAccessErr},
+		)
+		for what, spoil := range map[string]func(*couple, *verbs.SendWR){
+			"key byte":         func(_ *couple, wr *verbs.SendWR) { wr.RKey ^= 0x80 },
+			"key index":        func(_ *couple, wr *verbs.SendWR) { wr.RKey += 1 << 20 },
+			"below":            func(c *couple, wr *verbs.SendWR) { wr.RemoteAddr = c.b.MR.Addr() - 1 },
+			"above":            func(c *couple, wr *verbs.SendWR) { wr.RemoteAddr = (c.b.MR.Addr() + 128<<10) &^ 7 },
+			"end of addresses": func(_ *couple, wr *verbs.SendWR) { wr.RemoteAddr = 1<<64 - 8 },
+		} {
+			rows = append(rows, fault{name: name + ", wrong " + what, post: only(operation, spoil, align), answer: refused, psn: 40,
+				recv: claimed, sent: verbs.WCRemAccessErr})
+		}
+	}
+	for _, operation := range answered {
+		rows = append(rows,
+			fault{name: operation.String() + ", none granted", own: granted(0), post: only(operation), answer: invalid, psn: 40,
+				recv: flushed, sent: verbs.WCRemInvReqErr},
+			fault{name: operation.String() + ", one granted", own: granted(1), post: only(operation), answer: roce.SyndromeAckNoCredits, psn: 40,
+				good: true, sent: success},
+		)
+	}
+	return rows
+}
+
+// align makes a remote address one that a post of an atomic accepts.
+func align(_ *couple, wr *verbs.SendWR) { wr.RemoteAddr &^= 7 }
+
+func TestFaultTable(t *testing.T) {
+	for _, f := range faults() {
+		t.Run(f.name, func(t *testing.T) {
+			stage := puppet.NewStage(t, mem.Options{})
+			c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{}), b: stage.NewEnd(puppet.EndOptions{})}
+			first := true
+			stage.Connect(c.a, c.b, func(a *verbs.QPAttr) {
+				a.RNRRetry, a.RetryCnt = 1, 1
+				if f.adjust != nil {
+					f.adjust(a)
+				}
+				if f.own != nil && !first {
+					f.own(a)
+				}
+				first = false
+			})
+			c.wire = stage.Watch()
+			if !f.bare {
+				c.b.PostRecv(1, 4096, 64)
+				c.b.PostRecv(2, 8192, 64)
+			}
+			image := bytes.Clone(c.b.MR.Bytes())
+			wrs := f.post(c)
+			if f.bare && f.recv != success {
+				c.b.PostRecv(2, 8192, 64)
+			}
+			c.a.Post(wrs...)
+			wc := c.a.ExpectSend(1, f.sent)
+			if f.answer > roce.SyndromeNAKSequence || f.answer.IsRNR() {
+				require.Equal(t, f.answer, wc.Syndrome)
+			}
+			for _, wr := range wrs[1:] {
+				status := flushed
+				if f.sent == success {
+					status = success
+				}
+				c.a.ExpectSend(wr.WRID, status)
+			}
+			c.stage.Pass(time.Second)
+			packets := c.wire.From(c.b)
+			if f.silent {
+				require.Empty(t, packets)
+			} else {
+				last := packets[len(packets)-1]
+				require.Equal(t, f.answer, last.AETH.Syndrome)
+				require.Equal(t, f.psn, last.PSN)
+				if !f.answer.IsAck() {
+					require.Equal(t, roce.RCAcknowledge, last.Opcode)
+				}
+			}
+			if f.sent != success {
+				require.Equal(t, verbs.StateError, c.a.QP.State())
+			}
+			if f.good {
+				require.Equal(t, verbs.StateRTS, c.b.QP.State())
+				return
+			}
+			require.Equal(t, verbs.StateError, c.b.QP.State())
+			recvs := c.b.Recvs(2)
+			require.Equal(t, []uint64{1, 2}, []uint64{recvs[0].WRID, recvs[1].WRID})
+			require.Equal(t, []verbs.WCStatus{f.recv, flushed}, []verbs.WCStatus{recvs[0].Status, recvs[1].Status})
+			copy(image[f.placed:], c.b.Bytes(f.placed, f.bytes))
+			require.True(t, bytes.Equal(image, c.b.MR.Bytes()), "memory was changed")
+			c.b.ExpectNoCompletion()
+		})
+	}
+}

@@ -1,0 +1,72 @@
+// Command matrix runs all tests of the module and writes docs/support.md from what those that passed have recorded (see
+// package support). It fails if a test failed or was skipped, if two tests contradict each other, or if one records what
+// the specification does not have. With -check it compares with the file instead. Run it at the module's root, as root.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/xroce/xroce/internal/support"
+)
+
+func main() {
+	check := flag.Bool("check", false, "compare with the file, do not write it")
+	file := flag.String("file", "docs/support.md", "the `file`")
+	flag.Parse()
+	if err := run(*file, *check); err != nil {
+		fmt.Fprintln(os.Stderr, "matrix:", err)
+		os.Exit(1)
+	}
+}
+
+func run(file string, check bool) error {
+	dir, err := os.MkdirTemp("", "support")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := runTests(dir, os.Stdout); err != nil {
+		return err
+	}
+	records, err := support.Read(dir)
+	if err != nil {
+		return err
+	}
+	fresh, err := document(records)
+	if err != nil {
+		return err
+	}
+	if !check {
+		return os.WriteFile(file, fresh, 0o644)
+	}
+	committed, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(fresh, committed) {
+		return nil
+	}
+	return errors.New(file + " is not what the tests show; make support writes it anew:\n" + difference(string(committed), string(fresh)))
+}
+
+// difference lists the lines that only one of two texts has.
+func difference(committed, fresh string) string {
+	var b strings.Builder
+	for _, side := range []struct{ sign, lines, others string }{{"-", committed, fresh}, {"+", fresh, committed}} {
+		known := make(map[string]bool)
+		for line := range strings.Lines(side.others) {
+			known[line] = true
+		}
+		for line := range strings.Lines(side.lines) {
+			if !known[line] {
+				b.WriteString(side.sign + line)
+			}
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,333 @@
+package verbs_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+func newChannel(t *testing.T, d *verbs.Device) *verbs.CompChannel {
+	t.Helper()
+	ch, err := d.CreateCompChannel()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ch.Destroy()) })
+	return ch
+}
+
+func newCQOn(t *testing.T, d *verbs.Device, ch *verbs.CompChannel, cqe int) *verbs.CQ {
+	t.Helper()
+	cq, err := d.CreateCQEx(verbs.CQInitAttr{CQE: cqe, Channel: ch})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cq.Destroy()) })
+	return cq
+}
+
+// receiver returns a connected pair of queue pairs whose second one receives into cq.
+func receiver(t *testing.T, a, b *end, cq *verbs.CQ, label uint32) (sender, target *verbs.QP) {
+	t.Helper()
+	sender = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	target = newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: cq})
+	connectAt(t, sender, target, label)
+	return sender, target
+}
+
+// noEvent makes sure that nothing comes out of a channel.
+func noEvent(t *testing.T, ch *verbs.CompChannel) {
+	t.Helper()
+	time.Sleep(2 * time.Millisecond)
+	cq, found := ch.Poll()
+	require.False(t, found, "%v", cq)
+	require.Empty(t, ch.Ready())
+}
+
+// TestChannel: one event for one request to be told, however many completions there are, and a queue waits once.
+func TestChannel(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	ch := newChannel(t, b.device)
+	cq := newCQOn(t, b.device, ch, 64)
+	require.Same(t, ch, cq.Channel())
+	sender, target := receiver(t, a, b, cq, 0)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	send := func() {
+		t.Helper()
+		require.NoError(t, target.PostRecv(verbs.RecvWR{}))
+		require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+		require.NoError(t, cq.Wait(ctx))
+		require.Equal(t, verbs.WCSuccess, poll(t, cq).Status)
+	}
+	send()
+	noEvent(t, ch)
+	require.NoError(t, cq.ReqNotify(false))
+	noEvent(t, ch)
+	send()
+	select {
+	case <-ch.Ready():
+	case <-ctx.Done():
+		require.Fail(t, "not ready")
+	}
+	got, found := ch.Poll()
+	require.True(t, found)
+	require.Same(t, cq, got)
+	send()
+	noEvent(t, ch)
+
+	// Asked and answered twice without anybody looking: the queue waits once.
+	for range 2 {
+		require.NoError(t, cq.ReqNotify(false))
+		send()
+	}
+	got, err := ch.Get(ctx)
+	require.NoError(t, err)
+	require.Same(t, cq, got)
+	noEvent(t, ch)
+
+	// A resize keeps the request.
+	require.NoError(t, cq.ReqNotify(false))
+	require.NoError(t, cq.Resize(16))
+	send()
+	_, err = ch.Get(ctx)
+	require.NoError(t, err)
+
+	short, end := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer end()
+	_, err = ch.Get(short)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	err = ch.Destroy()
+	require.ErrorIs(t, err, verbs.ErrInUse)
+	require.ErrorContains(t, err, "1 CQ")
+	require.ErrorIs(t, a.sends.ReqNotify(false), verbs.ErrInvalid, "no channel")
+}
+
+// TestChannelEnds: blocked calls end with the channel; the events of a queue end with it.
+func TestChannelEnds(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	ch, err := b.device.CreateCompChannel()
+	require.NoError(t, err)
+	cq, err := b.device.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	require.NoError(t, err)
+	target, err := b.pd.CreateQP(verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: cq})
+	require.NoError(t, err)
+	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	connectAt(t, sender, target, 0)
+	require.NoError(t, cq.ReqNotify(false))
+	require.NoError(t, target.PostRecv(verbs.RecvWR{}))
+	require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+	require.NoError(t, cq.Wait(context.Background()))
+	require.Eventually(t, func() bool { return len(ch.Ready()) == 1 }, 5*time.Second, time.Millisecond)
+	require.NoError(t, target.Destroy())
+	require.NoError(t, cq.Destroy())
+	noEvent(t, ch)
+
+	done := make(chan error)
+	for range 3 {
+		go func() { _, err := ch.Get(context.Background()); done <- err }()
+	}
+	time.Sleep(5 * time.Millisecond)
+	require.NoError(t, ch.Destroy())
+	for range 3 {
+		require.ErrorIs(t, <-done, verbs.ErrClosed)
+	}
+	_, err = ch.Get(context.Background())
+	require.ErrorIs(t, err, verbs.ErrClosed)
+	_, found := ch.Poll()
+	require.False(t, found)
+	require.ErrorIs(t, ch.Destroy(), verbs.ErrClosed)
+	_, err = b.device.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	require.ErrorIs(t, err, verbs.ErrClosed)
+}
+
+// TestSolicitedOnly: a receive whose sender marked it, or any error, makes the event; others do not.
+func TestSolicitedOnly(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	ch := newChannel(t, b.device)
+	cq := newCQOn(t, b.device, ch, 64)
+	sender, target := receiver(t, a, b, cq, 0)
+	require.NoError(t, target.PostRecv(make([]verbs.RecvWR, 20)...))
+	send := func(opcode verbs.WROpcode, flags verbs.SendFlags) {
+		t.Helper()
+		require.NoError(t, sender.PostSend(verbs.SendWR{
+			Opcode: opcode, Flags: flags, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
+			SGList: []verbs.SGE{a.mr.SGE(0, 0)},
+		}))
+		require.Equal(t, verbs.WCSuccess, poll(t, cq).Status)
+	}
+	event := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		got, err := ch.Get(ctx)
+		require.NoError(t, err)
+		require.Same(t, cq, got)
+	}
+	require.NoError(t, cq.ReqNotify(true))
+	send(verbs.WRSend, 0)
+	send(verbs.WRRDMAWriteWithImm, 0)
+	noEvent(t, ch)
+	send(verbs.WRSend, verbs.SendSolicited)
+	event()
+	require.NoError(t, cq.ReqNotify(true))
+	send(verbs.WRSendWithImm, 0)
+	noEvent(t, ch)
+	send(verbs.WRRDMAWriteWithImm, verbs.SendSolicited)
+	event()
+
+	// Both requests: the next completion is enough, and there is one event.
+	require.NoError(t, cq.ReqNotify(false))
+	require.NoError(t, cq.ReqNotify(true))
+	send(verbs.WRSend, 0)
+	event()
+	send(verbs.WRSend, verbs.SendSolicited)
+	noEvent(t, ch)
+
+	require.NoError(t, cq.ReqNotify(true))
+	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	event()
+	require.Equal(t, verbs.WCWRFlushErr, poll(t, cq).Status)
+}
+
+// TestNoLostWakeup: several goroutines take events of one channel whose queues are filled on three shards. Each asks for the
+// next event, then polls until the queue is empty; nobody looks into a queue without an event. So every message
+// arrives only if no event is ever lost. Blocked waits on the same queues get in the way.
+func TestNoLostWakeup(t *testing.T) {
+	for name, next := range map[string]func(context.Context, *verbs.CompChannel) (*verbs.CQ, error){
+		"Get": func(ctx context.Context, ch *verbs.CompChannel) (*verbs.CQ, error) { return ch.Get(ctx) },
+		"select": func(ctx context.Context, ch *verbs.CompChannel) (*verbs.CQ, error) {
+			for {
+				select {
+				case <-ch.Ready():
+					if cq, found := ch.Poll(); found {
+						return cq, nil
+					}
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const pairs, consumers, rounds, burst = 6, 3, 300, 3
+			da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
+			a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
+			ch := newChannel(t, db)
+			type lane struct {
+				sender, target *verbs.QP
+				received       atomic.Int64
+				arrived        chan struct{}
+			}
+			lanes := make(map[*verbs.CQ]*lane)
+			for i := range pairs {
+				cq := newCQOn(t, db, ch, 64)
+				l := &lane{arrived: make(chan struct{}, rounds)}
+				l.sender, l.target = receiver(t, a, b, cq, uint32(i+1))
+				require.NoError(t, l.target.PostRecv(make([]verbs.RecvWR, 2*burst)...))
+				require.NoError(t, cq.ReqNotify(false))
+				lanes[cq] = l
+			}
+			limit, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			ctx, stop := context.WithCancel(limit)
+			defer stop()
+			var senders, others sync.WaitGroup
+			for range consumers {
+				others.Go(func() {
+					wcs := make([]verbs.WC, 4)
+					for {
+						cq, err := next(ctx, ch)
+						if err != nil {
+							if !errors.Is(err, context.Canceled) {
+								t.Errorf("next event: %v", err)
+							}
+							return
+						}
+						if err := cq.ReqNotify(false); err != nil {
+							t.Errorf("arm: %v", err)
+							return
+						}
+						for l, n := lanes[cq], 1; n > 0; {
+							if n, err = cq.Poll(wcs); err != nil {
+								t.Errorf("poll: %v", err)
+								return
+							}
+							for range wcs[:n] {
+								if err := l.target.PostRecv(verbs.RecvWR{}); err != nil {
+									t.Errorf("post: %v", err)
+								}
+								if l.received.Add(1)%burst == 0 {
+									l.arrived <- struct{}{}
+								}
+							}
+						}
+					}
+				})
+			}
+			for cq, l := range lanes {
+				others.Go(func() { // a wait that never takes anything
+					for cq.Wait(ctx) == nil {
+						time.Sleep(50 * time.Microsecond)
+					}
+				})
+				senders.Go(func() {
+					for round := range rounds {
+						for range burst {
+							if err := l.sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}); err != nil {
+								t.Errorf("send: %v", err)
+								return
+							}
+						}
+						select {
+						case <-l.arrived:
+						case <-limit.Done():
+							t.Errorf("round %d: %d received, no event came", round, l.received.Load())
+							return
+						}
+					}
+				})
+			}
+			senders.Wait()
+			stop()
+			others.Wait()
+			for _, l := range lanes {
+				require.EqualValues(t, rounds*burst, l.received.Load())
+			}
+		})
+	}
+}
+
+// TestChannelLearnsOfShards: a blocked Get also notices queue pairs that are connected on another shard afterwards.
+func TestChannelLearnsOfShards(t *testing.T) {
+	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{Queues: 3})
+	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
+	ch := newChannel(t, db)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	got := make(chan *verbs.CQ)
+	go func() {
+		defer close(got)
+		for range 3 {
+			cq, err := ch.Get(ctx)
+			if err != nil {
+				t.Errorf("get: %v", err)
+				return
+			}
+			got <- cq
+		}
+	}()
+	for i := range 3 {
+		cq := newCQOn(t, db, ch, 4)
+		sender, target := receiver(t, a, b, cq, uint32(i+1))
+		require.NoError(t, cq.ReqNotify(false))
+		time.Sleep(5 * time.Millisecond) // the Get sleeps in poll(2)
+		require.NoError(t, target.PostRecv(verbs.RecvWR{}))
+		require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+		require.Same(t, cq, <-got)
+	}
+}

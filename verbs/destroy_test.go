@@ -1,0 +1,214 @@
+package verbs_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// descriptors counts the open descriptors of the process.
+func descriptors(t *testing.T) (open int) {
+	t.Helper()
+	for fd := range 1024 {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
+			open++
+		}
+	}
+	return open
+}
+
+// TestDestroyInAnyOrder: several goroutines destroy everything that there is, in whatever order, while others post, poll and wait
+// and packets arrive. What is needed says so; sooner or later all of it is gone.
+func TestDestroyInAnyOrder(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		for round := range 60 {
+			network := mem.NewNetwork(mem.Options{Seed: uint64(round)})
+			destroyInAnyOrder(t, uint64(round), func() (*verbs.Device, error) {
+				l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
+				require.NoError(t, err)
+				return verbs.NewDevice(l, verbs.EngineOptions{})
+			})
+		}
+	})
+	t.Run("veth", func(t *testing.T) {
+		netlab.RequireRoot(t)
+		pair, err := netlab.NewPair(netlab.PairOptions{Queues: 2})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, pair.Close()) }()
+		before := 0
+		for round := range 8 {
+			ends := []*netlab.End{&pair.A, &pair.B}
+			destroyInAnyOrder(t, uint64(round), func() (*verbs.Device, error) {
+				e := ends[0]
+				ends = ends[1:]
+				return verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+			})
+			if round == 1 { // what the process opens once is open
+				before = descriptors(t)
+			}
+		}
+		require.Equal(t, before, descriptors(t))
+	})
+}
+
+// destroyer is something to be destroyed.
+type destroyer struct {
+	what    string
+	destroy func() error
+}
+
+func destroyInAnyOrder(t *testing.T, seed uint64, open func() (*verbs.Device, error)) {
+	const queuePairs = 3
+	const part = 4096 // of each buffer: what is sent, what the peer writes and reads, what READs bring
+	random := rand.New(rand.NewPCG(seed, 0))
+	var devices [2]*verbs.Device
+	var ends [2][queuePairs]*end
+	var things []destroyer
+	add := func(what string, destroy func() error) { things = append(things, destroyer{what, destroy}) }
+	for i := range devices {
+		d, err := open()
+		require.NoError(t, err)
+		devices[i] = d
+		add("device", d.Close)
+		pd, err := d.AllocPD()
+		require.NoError(t, err)
+		add("PD", pd.Dealloc)
+		cq, err := d.CreateCQ(4096)
+		require.NoError(t, err)
+		add("CQ", cq.Destroy)
+		for k := range queuePairs {
+			e := &end{device: d, pd: pd, sends: cq, recvs: cq}
+			e.mr, err = pd.RegMR(make([]byte, 3*part), everyAccess)
+			require.NoError(t, err)
+			add("MR", e.mr.Dereg)
+			e.qp, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxInline: 16}})
+			require.NoError(t, err)
+			add("QP", e.qp.Destroy)
+			ends[i][k] = e
+		}
+	}
+	var windows [queuePairs]*verbs.MW
+	for k := range queuePairs {
+		connect(t, ends[0][k], ends[1][k], verbs.ConnectOptions{Timeout: 8, RetryCnt: 1})
+		var err error
+		windows[k], err = ends[0][k].pd.AllocMW(verbs.MWType1)
+		require.NoError(t, err)
+		add("MW", windows[k].Dealloc)
+	}
+
+	// Traffic, until everything is gone.
+	var traffic sync.WaitGroup
+	for k := range queuePairs {
+		for i := range devices {
+			a, b := ends[i][k], ends[1-i][k]
+			target, key := b.mr.Addr()+part, b.mr.RKey()
+			traffic.Go(func() {
+				for n := 0; ; n++ {
+					wr := verbs.SendWR{Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, part)}, RemoteAddr: target, RKey: key}
+					switch n % 4 {
+					case 1:
+						wr.Opcode, wr.SGList[0] = verbs.WRRDMARead, a.mr.SGE(2*part, part)
+					case 2:
+						wr.SGList[0].Length, wr.Flags = 16, verbs.SendInline|verbs.SendSignaled
+					}
+					err := a.qp.PostSend(wr)
+					if err == nil || errors.Is(err, verbs.ErrQueueFull) || wr.Flags&verbs.SendInline != 0 && errors.Is(err, verbs.ErrInvalid) {
+						_ = a.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{a.mr.SGE(0, 64)}})
+						if i == 0 && n%16 == 0 {
+							_ = a.qp.BindMW(windows[k], verbs.MWBind{MR: a.mr, Addr: a.mr.Addr(), Length: uint64(n % 32 & 16)})
+						}
+						runtime.Gosched()
+						continue
+					}
+					if !errors.Is(err, verbs.ErrClosed) {
+						t.Errorf("post: %v", err)
+					}
+					return
+				}
+			})
+		}
+	}
+	for i := range devices {
+		cq := ends[i][0].sends
+		traffic.Go(func() {
+			var wcs [16]verbs.WC
+			for n := 0; ; n++ {
+				var err error
+				if n%3 == 0 {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+					err = cq.Wait(ctx)
+					cancel()
+				} else {
+					_, err = cq.Poll(wcs[:])
+				}
+				if errors.Is(err, verbs.ErrClosed) {
+					return
+				}
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("poll: %v", err)
+					return
+				}
+			}
+		})
+		traffic.Go(func() {
+			for ; ends[i][0].qp.PostRecv() == nil; runtime.Gosched() {
+				devices[i].Counters()
+				ends[i][0].qp.QueryQP()
+				_, _ = devices[i].QueryPort()
+			}
+		})
+	}
+
+	// Each thing is destroyed by two goroutines: one of them succeeds, once.
+	time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
+	succeeded := make([]int, len(things))
+	var mu sync.Mutex
+	var destroyers sync.WaitGroup
+	for range 2 {
+		order := random.Perm(len(things))
+		pause := rand.New(rand.NewPCG(seed, random.Uint64()))
+		destroyers.Go(func() {
+			for start := time.Now(); len(order) > 0; {
+				if time.Since(start) > 10*time.Second {
+					t.Errorf("%d things are left: %v", len(order), things[order[0]].what)
+					return
+				}
+				next := order[0]
+				order = order[1:]
+				switch err := things[next].destroy(); {
+				case err == nil:
+					mu.Lock()
+					succeeded[next]++
+					mu.Unlock()
+				case errors.Is(err, verbs.ErrInUse) && strings.ContainsAny(err.Error(), "123456789"): // it says by how many
+					order = append(order, next)
+				case !errors.Is(err, verbs.ErrClosed):
+					t.Errorf("destroy %s: %v", things[next].what, err)
+				}
+				if pause.IntN(4) == 0 {
+					time.Sleep(time.Duration(pause.IntN(200)) * time.Microsecond)
+				}
+			}
+		})
+	}
+	destroyers.Wait()
+	if t.Failed() {
+		t.FailNow() // the traffic goes on
+	}
+	traffic.Wait()
+	for i, n := range succeeded {
+		require.Equal(t, 1, n, "%s", things[i].what)
+	}
+}

@@ -1,0 +1,122 @@
+package verbs
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/xroce/xroce/roce/driver"
+)
+
+// SRQInitAttr describes a shared receive queue to make. Fields that are 0 get a default.
+type SRQInitAttr struct {
+	MaxWR    int // requests that it holds, 128 by default
+	MaxSGE   int // elements per request, 1 by default
+	SRQLimit int // armed from the beginning; 0 arms none
+}
+
+// SRQAttr are the attributes of a shared receive queue.
+type SRQAttr struct {
+	MaxWR    int
+	MaxSGE   int // Modify does not change it
+	SRQLimit int // 0 after its event was raised
+}
+
+// SRQAttrMask says which attributes SRQ.Modify changes; the bits are those of enum ibv_srq_attr_mask.
+type SRQAttrMask uint8
+
+// Bits of an SRQAttrMask.
+const (
+	SRQMaxWR SRQAttrMask = 1
+	SRQLimit SRQAttrMask = 2
+)
+
+// MaxSRQWR is the largest MaxWR of a shared receive queue.
+const MaxSRQWR = driver.MaxWR
+
+// SRQ is a shared receive queue: queue pairs that are made with it (QPInitAttr.SRQ) take their receives from it. All methods
+// may be called concurrently.
+//
+// The receives are handed out in the order in which they were posted, each to the queue pair that needs one first; they
+// complete at that queue pair. A queue pair in StateError flushes none of them. While there is none, peers are asked to
+// try again later (RNR).
+type SRQ struct {
+	pd     *PD
+	driver *driver.SRQ
+}
+
+// CreateSRQ makes a shared receive queue for queue pairs of this protection domain.
+func (p *PD) CreateSRQ(a SRQInitAttr) (*SRQ, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	d, err := p.device.driver.CreateSRQ(driver.SRQConfig{
+		Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: cmp.Or(a.MaxSGE, 1), Limit: a.SRQLimit,
+	})
+	if err != nil {
+		p.leave()
+		return nil, err
+	}
+	s := &SRQ{pd: p, driver: d}
+	d.SetOwner(s)
+	return s, nil
+}
+
+// check tells a queue that was created from nil and from a zero value.
+func (s *SRQ) check() error {
+	if s == nil || s.driver == nil {
+		return fmt.Errorf("SRQ: %w: nil, or not made by CreateSRQ", ErrInvalid)
+	}
+	return nil
+}
+
+// PostRecv posts receives in order. It stops at the first one that is refused and returns a *PostError with its index;
+// the ones before it stay posted. The requests are copied, the memory they name is the engine's until they complete.
+func (s *SRQ) PostRecv(wrs ...RecvWR) error {
+	if err := s.check(); err != nil {
+		return postError(0, err)
+	}
+	posted, err := s.driver.PostRecv(wrs)
+	return postError(posted, err)
+}
+
+// Modify changes the attributes that mask names, all of them or none. MaxWR may not be below the number of posted
+// receives (ErrInvalid, with both numbers). SRQLimit arms one EventSRQLimitReached for when fewer receives than that are
+// posted, which may be so already; then the limit is 0 until it is armed again.
+func (s *SRQ) Modify(a SRQAttr, mask SRQAttrMask) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	if unknown := mask &^ (SRQMaxWR | SRQLimit); unknown != 0 {
+		return fmt.Errorf("SRQ: %w: unknown attribute bits %#x", ErrInvalid, uint8(unknown))
+	}
+	var maxWR, limit *int
+	if mask&SRQMaxWR != 0 {
+		maxWR = &a.MaxWR
+	}
+	if mask&SRQLimit != 0 {
+		limit = &a.SRQLimit
+	}
+	return s.driver.Modify(maxWR, limit)
+}
+
+// Query returns the attributes as they are now.
+func (s *SRQ) Query() SRQAttr {
+	if s.check() != nil {
+		return SRQAttr{}
+	}
+	a := s.driver.Query()
+	return SRQAttr{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit}
+}
+
+// Destroy destroys the queue; receives that are posted get no completion any more. It fails with ErrInUse and their number
+// while queue pairs use it.
+func (s *SRQ) Destroy() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	if err := s.driver.Close(); err != nil {
+		return err
+	}
+	s.pd.leave()
+	return nil
+}

@@ -1,0 +1,304 @@
+package verbs_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+func newSRQ(t *testing.T, pd *verbs.PD, a verbs.SRQInitAttr) *verbs.SRQ {
+	t.Helper()
+	s, err := pd.CreateSRQ(a)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Destroy()) })
+	return s
+}
+
+// TestSRQ: queue pairs of three shards take from one queue while a program posts to it: every receive is used once, each
+// queue pair gets them in posted order, and what arrives is what was sent to it.
+func TestSRQ(t *testing.T) {
+	const pairs, messages, depth, slot = 6, 500, 24, 64
+	da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
+	a, b := newEnd(t, da, make([]byte, pairs*slot*2), verbs.QPCap{}), newEnd(t, db, make([]byte, depth*slot), verbs.QPCap{})
+	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxWR: depth, MaxSGE: 2})
+	index := make(map[verbs.QPN]int)
+	var senders [pairs]*verbs.QP
+	var sends [pairs]*verbs.CQ
+	for i := range pairs {
+		sends[i] = newCQ(t, da, 8)
+		senders[i] = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: sends[i], RecvCQ: a.recvs})
+		target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
+		connectAt(t, senders[i], target, uint32(i+1))
+		index[target.QPN()] = i
+	}
+	// The id of a receive counts up; where it puts the message is what it is modulo depth.
+	post := func(id uint64) error {
+		at := int(id%depth) * slot
+		return srq.PostRecv(verbs.RecvWR{WRID: id, SGList: []verbs.SGE{b.mr.SGE(at, 4), b.mr.SGE(at+4, slot-4)}})
+	}
+	for id := range uint64(depth) {
+		require.NoError(t, post(id))
+	}
+	err := srq.PostRecv(verbs.RecvWR{})
+	require.ErrorIs(t, err, verbs.ErrQueueFull)
+	require.ErrorContains(t, err, "24")
+
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var g sync.WaitGroup
+	for i, q := range senders {
+		g.Go(func() {
+			at := i * 2 * slot
+			var wc [1]verbs.WC
+			for n := range messages {
+				at := at + n%2*slot
+				binary.LittleEndian.PutUint64(a.mr.Bytes()[at:], uint64(i)<<32|uint64(n))
+				if err := q.PostSend(verbs.SendWR{
+					Opcode: verbs.WRSendWithImm, Flags: verbs.SendSignaled, SGList: []verbs.SGE{a.mr.SGE(at, slot)}, ImmData: uint32(n),
+				}); err != nil {
+					t.Errorf("send: %v", err)
+					return
+				}
+				for got := 0; got == 0; {
+					if err := sends[i].Wait(ctx); err != nil {
+						t.Errorf("wait: %v", err)
+						return
+					}
+					if got, _ = sends[i].Poll(wc[:]); got == 1 && wc[0].Status != verbs.WCSuccess {
+						t.Errorf("%v", q.Explain(wc[0]))
+						return
+					}
+				}
+			}
+		})
+	}
+	used := make(map[uint64]bool)
+	var last [pairs]uint64
+	var count [pairs]uint32
+	free := make(map[uint64]bool) // receives that are done, while the next to post is not among them
+	nextPost := uint64(depth)
+	wcs := make([]verbs.WC, 8)
+	for len(used) < pairs*messages {
+		require.NoError(t, b.recvs.Wait(ctx), "%d of %d", len(used), pairs*messages)
+		n, err := b.recvs.Poll(wcs)
+		require.NoError(t, err)
+		for _, wc := range wcs[:n] {
+			require.Equal(t, verbs.WCSuccess, wc.Status)
+			require.False(t, used[wc.WRID], "receive %d is used twice", wc.WRID)
+			used[wc.WRID] = true
+			i := index[wc.QPN]
+			require.True(t, count[i] == 0 || wc.WRID > last[i], "queue pair %d: %d after %d", i, wc.WRID, last[i])
+			last[i] = wc.WRID
+			require.Equal(t, count[i], wc.ImmData)
+			require.EqualValues(t, slot, wc.ByteLen)
+			content := binary.LittleEndian.Uint64(b.mr.Bytes()[wc.WRID%depth*slot:])
+			require.Equal(t, uint64(i)<<32|uint64(count[i]), content)
+			count[i]++
+			free[wc.WRID+depth] = true
+			for ; free[nextPost]; nextPost++ {
+				delete(free, nextPost)
+				require.NoError(t, post(nextPost))
+			}
+		}
+	}
+	g.Wait()
+	for id := range uint64(pairs * messages) {
+		require.True(t, used[id], "receive %d", id)
+	}
+}
+
+// TestSRQLimit: one event when fewer receives are left than the limit, and none until it is armed again.
+func TestSRQLimit(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxWR: 16, SRQLimit: 5})
+	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
+	connectAt(t, sender, target, 0)
+	receive := func(n int) {
+		t.Helper()
+		for range n {
+			require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+			require.Equal(t, verbs.WCSuccess, poll(t, b.recvs).Status)
+		}
+	}
+	limit := map[verbs.AsyncEvent]int{{Type: verbs.EventSRQLimitReached, SRQ: srq}: 1}
+	require.NoError(t, srq.PostRecv(make([]verbs.RecvWR, 10)...))
+	receive(5)
+	require.Empty(t, collectEvents(t, b.device, 0), "5 are left, which is not below 5")
+	require.Equal(t, 5, srq.Query().SRQLimit)
+	receive(1)
+	require.Equal(t, limit, collectEvents(t, b.device, 1))
+	require.Equal(t, verbs.SRQAttr{MaxWR: 16, MaxSGE: 1}, srq.Query())
+	receive(2)
+	require.Empty(t, collectEvents(t, b.device, 0))
+
+	// 2 are left. A limit of 3 is undercut already, one of 2 is not.
+	require.NoError(t, srq.Modify(verbs.SRQAttr{SRQLimit: 3}, verbs.SRQLimit))
+	require.Equal(t, limit, collectEvents(t, b.device, 1))
+	require.NoError(t, srq.Modify(verbs.SRQAttr{SRQLimit: 2}, verbs.SRQLimit))
+	require.Empty(t, collectEvents(t, b.device, 0))
+	receive(1)
+	require.Equal(t, limit, collectEvents(t, b.device, 1))
+	require.NoError(t, srq.Modify(verbs.SRQAttr{SRQLimit: 1}, verbs.SRQLimit))
+	require.NoError(t, srq.Modify(verbs.SRQAttr{SRQLimit: 0}, verbs.SRQLimit))
+	receive(1)
+	require.Empty(t, collectEvents(t, b.device, 0), "disarmed")
+}
+
+// TestSRQModify: what is posted survives a resize in order; nothing changes by a Modify that fails.
+func TestSRQModify(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxWR: 8})
+	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
+	connectAt(t, sender, target, 0)
+	post := func(from, count int) {
+		t.Helper()
+		for id := from; id < from+count; id++ {
+			require.NoError(t, srq.PostRecv(verbs.RecvWR{WRID: uint64(id)}))
+		}
+	}
+	post(0, 8)
+	err := srq.Modify(verbs.SRQAttr{MaxWR: 7, SRQLimit: 4}, verbs.SRQMaxWR|verbs.SRQLimit)
+	require.ErrorIs(t, err, verbs.ErrInvalid)
+	require.ErrorContains(t, err, "7")
+	require.ErrorContains(t, err, "8")
+	require.Equal(t, verbs.SRQAttr{MaxWR: 8, MaxSGE: 1}, srq.Query(), "all or nothing")
+	err = srq.Modify(verbs.SRQAttr{MaxWR: 20, SRQLimit: 21}, verbs.SRQMaxWR|verbs.SRQLimit)
+	require.ErrorIs(t, err, verbs.ErrInvalid)
+	require.ErrorContains(t, err, "21")
+	require.ErrorContains(t, err, "20")
+	require.ErrorIs(t, srq.Modify(verbs.SRQAttr{SRQLimit: -1}, verbs.SRQLimit), verbs.ErrInvalid)
+	require.ErrorIs(t, srq.Modify(verbs.SRQAttr{}, 4), verbs.ErrInvalid)
+	require.ErrorIs(t, srq.Modify(verbs.SRQAttr{MaxWR: verbs.MaxSRQWR + 1}, verbs.SRQMaxWR), verbs.ErrLimit)
+	require.Equal(t, verbs.SRQAttr{MaxWR: 8, MaxSGE: 1}, srq.Query(), "all or nothing")
+	require.NoError(t, srq.Modify(verbs.SRQAttr{MaxWR: 20, SRQLimit: 2}, verbs.SRQMaxWR|verbs.SRQLimit))
+	require.Equal(t, verbs.SRQAttr{MaxWR: 20, MaxSGE: 1, SRQLimit: 2}, srq.Query())
+	require.ErrorIs(t, srq.Modify(verbs.SRQAttr{MaxWR: 1}, verbs.SRQMaxWR), verbs.ErrInvalid, "below the limit that is armed")
+	post(8, 12)
+	require.ErrorIs(t, srq.PostRecv(verbs.RecvWR{}), verbs.ErrQueueFull)
+	require.NoError(t, srq.Modify(verbs.SRQAttr{MaxWR: 20}, verbs.SRQMaxWR))
+	for id := range uint64(20) {
+		require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+		require.Equal(t, id, poll(t, b.recvs).WRID)
+	}
+}
+
+// TestSRQOfQP: what a queue pair on a shared receive queue does otherwise than one with its own.
+func TestSRQOfQP(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxSGE: 4})
+	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	var targets [2]*verbs.QP
+	for i := range targets {
+		targets[i] = newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
+	}
+	target := targets[0]
+	connectAt(t, sender, target, 0)
+	var bad *verbs.PostError
+	require.ErrorAs(t, target.PostRecv(verbs.RecvWR{}), &bad)
+	require.ErrorIs(t, bad, verbs.ErrInvalid)
+	require.Equal(t, verbs.QPCap{MaxSendWR: 128, MaxSendSGE: 1}, target.Cap())
+	err := srq.Destroy()
+	require.ErrorIs(t, err, verbs.ErrInUse)
+	require.ErrorContains(t, err, "2 QPs")
+
+	// The peer of an empty queue waits. A list is posted up to the first request that is refused.
+	require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 16)}}))
+	require.Eventually(t, func() bool { return b.device.Counters().Transport.SentRNRNAKs > 0 }, 5*time.Second, time.Millisecond)
+	four := []verbs.SGE{b.mr.SGE(100, 4), b.mr.SGE(0, 4), b.mr.SGE(50, 4), b.mr.SGE(200, 4)}
+	err = srq.PostRecv(verbs.RecvWR{WRID: 1, SGList: four}, verbs.RecvWR{WRID: 2}, verbs.RecvWR{SGList: append(four, four[0])}, verbs.RecvWR{})
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, 2, bad.Bad)
+	require.ErrorIs(t, err, verbs.ErrTooManySGEs)
+	wc := poll(t, b.recvs)
+	require.EqualValues(t, 1, wc.WRID)
+	require.EqualValues(t, 16, wc.ByteLen)
+
+	// The error state flushes nothing of it: the receive is there for others.
+	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	n, err := b.recvs.Poll(make([]verbs.WC, 1))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	other := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
+	connectAt(t, other, targets[1], 0)
+	require.NoError(t, other.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
+	wc = poll(t, b.recvs)
+	require.EqualValues(t, 2, wc.WRID)
+	require.Equal(t, targets[1].QPN(), wc.QPN)
+
+	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, SRQ: srq})
+	require.ErrorIs(t, err, verbs.ErrInvalid, "of another device")
+	pd, err := b.device.AllocPD()
+	require.NoError(t, err)
+	_, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
+	require.ErrorIs(t, err, verbs.ErrNotSupported, "of another protection domain")
+	require.NoError(t, pd.Dealloc())
+}
+
+// TestDestroyInAnyOrder: whatever is destroyed too early says so and stays, and in the end nothing is left.
+func TestDestroyInAnyOrder(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		network := mem.NewNetwork(mem.Options{})
+		l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
+		require.NoError(t, err)
+		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		require.NoError(t, err)
+		pd, err := d.AllocPD()
+		require.NoError(t, err)
+		ch, err := d.CreateCompChannel()
+		require.NoError(t, err)
+		sends, err := d.CreateCQEx(verbs.CQInitAttr{CQE: 2, Channel: ch})
+		require.NoError(t, err)
+		recvs, err := d.CreateCQEx(verbs.CQInitAttr{CQE: 2, Channel: ch})
+		require.NoError(t, err)
+		srq, err := pd.CreateSRQ(verbs.SRQInitAttr{})
+		require.NoError(t, err)
+		mr, err := pd.RegMR(make([]byte, 8), 0)
+		require.NoError(t, err)
+		left := []func() error{d.Close, pd.Dealloc, ch.Destroy, sends.Destroy, recvs.Destroy, srq.Destroy, mr.Dereg}
+		for i := range 3 {
+			q, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: sends, RecvCQ: recvs, SRQ: srq})
+			require.NoError(t, err)
+			left = append(left, q.Destroy)
+			if i > 0 {
+				gid, err := d.QueryGID(0)
+				require.NoError(t, err)
+				gid[15]++
+				require.Error(t, toRTS(q, gid, 77, 0, 0), "there is no such neighbour, but INIT is reached")
+				require.NoError(t, sends.ReqNotify(false))
+				require.NoError(t, q.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+			}
+		}
+		for len(left) > 0 {
+			i := r.IntN(len(left))
+			if err := left[i](); err == nil {
+				left = append(left[:i], left[i+1:]...)
+			} else {
+				require.ErrorIs(t, err, verbs.ErrInUse)
+			}
+		}
+		for _, again := range []func() error{d.Close, pd.Dealloc, ch.Destroy, sends.Destroy, srq.Destroy, mr.Dereg} {
+			require.ErrorIs(t, again(), verbs.ErrClosed)
+		}
+		for name, create := range map[string]func() error{
+			"CompChannel": func() error { _, err := d.CreateCompChannel(); return err },
+			"CQ":          func() error { _, err := d.CreateCQ(1); return err },
+			"SRQ":         func() error { _, err := pd.CreateSRQ(verbs.SRQInitAttr{}); return err },
+			"Event":       func() error { _, err := d.GetAsyncEvent(context.Background()); return err },
+		} {
+			require.True(t, errors.Is(create(), verbs.ErrClosed), name)
+		}
+	}
+}

@@ -65,7 +65,7 @@ type Network struct {
 	made    int // devices so far
 	flight  arrivals
 	order   uint64
-	held    arrival // a reordered frame of a live network: it arrives behind the next one
+	held    arrival       // a reordered frame of a live network: it arrives behind the next one
 	dark    time.Duration // a burst loses every frame until then
 	harmed  uint64
 	pool    [][]byte

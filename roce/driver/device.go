@@ -8,9 +8,9 @@
 // those to an address of this process go the same way (loopback.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
-// and no system call is made under one. The rest in the same notation: SRQ.post, Shard.mu, SRQ.take (a resize holds post
-// and take); CQ.consume, CQ.produce (a resize); Device.mu, CQ.mu. Below them all are the leaves, under which nothing
-// is locked: the lists of events (backlog.mu) and those of who sleeps.
+// and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
+// and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
+// events (backlog.mu) and those of who sleeps, under which nothing of these is locked.
 package driver
 
 import (

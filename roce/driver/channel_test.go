@@ -37,7 +37,7 @@ func TestArmConcurrent(t *testing.T) {
 			pause(i % 503)
 			_, due := cq.add(&queue.WC{WRID: uint64(i)}, false)
 			cq.due.Or(due)
-			cq.fire()
+			cq.fire(new(errands))
 		}
 	}()
 	var wcs [1]queue.WC

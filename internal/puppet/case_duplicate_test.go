@@ -278,12 +278,15 @@ func TestOrderOfEveryAnswer(t *testing.T) {
 	found(t, p, 111, msn, loadWord(end, word))
 	p.ExpectAck(112, msn)
 	p.ExpectNothing(time.Second)
+	p.Send(write(end, 113), fetchAdd(end, 114, 0))
+	found(t, p, 114, msn+2, loadWord(end, word))
+	p.ExpectNothing(time.Second)
 	// Neither does a NAK overtake.
-	bad := write(end, 116)
+	bad := write(end, 118)
 	bad.RETH.RKey ^= 1
-	p.Send(fetchAdd(end, 113, 0), write(end, 114), fetchAdd(end, 115, 0), bad, fetchAdd(end, 117, 1))
-	found(t, p, 113, msn+3, loadWord(end, word))
-	found(t, p, 115, msn+3, loadWord(end, word))
-	p.ExpectNAK(116, refused).Says(refused, msn+3)
+	p.Send(fetchAdd(end, 115, 0), write(end, 116), fetchAdd(end, 117, 0), bad, fetchAdd(end, 119, 1))
+	found(t, p, 115, msn+5, loadWord(end, word))
+	found(t, p, 117, msn+5, loadWord(end, word))
+	p.ExpectNAK(118, refused).Says(refused, msn+5)
 	p.ExpectNothing(time.Second)
 }

@@ -64,12 +64,15 @@ var mayKnow = map[string]struct {
 	"roce/link":      {rooms: []string{"roce"}, standard: true},
 	"roce/link/mem":  {rooms: []string{"roce", "roce/link"}},
 	"roce/link/xdp":  {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns"}},
-	"roce/driver":    {rooms: []string{"roce", "roce/link", "roce/memory", "roce/queue", "roce/transport"}},
+	"roce/link/loop": {standard: true},
+	"roce/driver": {rooms: []string{
+		"roce", "roce/link", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
+	}},
 	"xsk":            {},
 	"bpf":            {},
 	"internal/netns": {},
 	"verbs": {rooms: []string{
-		"roce", "roce/link", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
+		"roce", "roce/link", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
 		"xsk", "bpf", "internal/netns", "internal/jsonline",
 	}},
 }
@@ -112,7 +115,7 @@ func isStandard(path string) bool {
 }
 
 // passive are the rooms without goroutines, clock and sockets: a run is a function of what goes in.
-var passive = []string{"roce", "roce/memory", "roce/queue", "roce/transport"}
+var passive = []string{"roce", "roce/memory", "roce/queue", "roce/transport", "roce/link/loop"}
 
 var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
 

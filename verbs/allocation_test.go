@@ -31,7 +31,8 @@ type stream struct {
 
 const streamDepth = 16
 
-func newStream(t testing.TB, operation verbs.WROpcode, size int) *stream {
+// newStream makes a stream over a wire, or over loopback between two queue pairs of one device.
+func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback bool) *stream {
 	s := &stream{t: t}
 	network := mem.NewNetwork(mem.Options{})
 	type side struct {
@@ -43,11 +44,21 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int) *stream {
 	var sides [2]side
 	var endpoints [2]verbs.Endpoint
 	check := func(err error) { t.Helper(); require.NoError(t, err) }
+	var device *verbs.Device
+	var o mem.DeviceOptions
+	if loopback {
+		o.Queues = 2
+	}
 	for i := range sides {
-		l, err := network.NewDevice(mem.DeviceOptions{})
-		check(err)
-		device, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: true})
-		check(err)
+		if i == 0 || !loopback {
+			l, err := network.NewDevice(o)
+			check(err)
+			d, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: true})
+			check(err)
+			t.Cleanup(func() { check(d.Close()) })
+			device = d
+		}
+		var err error
 		e := &sides[i]
 		e.pd, err = device.AllocPD()
 		check(err)
@@ -64,11 +75,14 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int) *stream {
 			check(e.cq.Destroy())
 			check(e.mr.Dereg())
 			check(e.pd.Dealloc())
-			check(device.Close())
 		})
 	}
 	for i := range sides {
-		check(sides[i].qp.Connect(context.Background(), endpoints[1-i], verbs.ConnectOptions{}))
+		o := verbs.ConnectOptions{}
+		if loopback { // a frame goes from one shard to the other
+			o.FlowLabel = uint32(2 + i)
+		}
+		check(sides[i].qp.Connect(context.Background(), endpoints[1-i], o))
 	}
 	s.sender, s.receiver, s.sends, s.recvs = sides[0].qp, sides[1].qp, sides[0].cq, sides[1].cq
 	s.request = []verbs.SendWR{{
@@ -120,27 +134,34 @@ var streamOperations = []verbs.WROpcode{
 func TestNoAllocation(t *testing.T) {
 	for _, operation := range streamOperations {
 		for _, size := range []int{8, 4096, 40_000} {
-			t.Run(fmt.Sprintf("%v of %d bytes", operation, size), func(t *testing.T) {
-				s := newStream(t, operation, size)
-				s.run(500)
-				const count = 1000
-				var before, after runtime.MemStats
-				runtime.ReadMemStats(&before)
-				s.run(count)
-				runtime.ReadMemStats(&after)
-				// The runtime itself allocates a few times in a while.
-				require.Less(t, after.Mallocs-before.Mallocs, uint64(count/50), "allocations for %d messages", count)
-			})
+			for _, loopback := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v of %d bytes, loopback=%v", operation, size, loopback), func(t *testing.T) {
+					s := newStream(t, operation, size, loopback)
+					s.run(500)
+					const count = 1000
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					s.run(count)
+					runtime.ReadMemStats(&after)
+					// The runtime itself allocates a few times in a while.
+					require.Less(t, after.Mallocs-before.Mallocs, uint64(count/50), "allocations for %d messages", count)
+				})
+			}
 		}
 	}
 }
 
 // BenchmarkStream is the whole data path but for the device: both ends, on one CPU.
-func BenchmarkStream(b *testing.B) {
+func BenchmarkStream(b *testing.B) { benchmarkStream(b, false) }
+
+// BenchmarkLoopback is the same within a device.
+func BenchmarkLoopback(b *testing.B) { benchmarkStream(b, true) }
+
+func benchmarkStream(b *testing.B, loopback bool) {
 	for _, operation := range streamOperations {
 		for _, size := range []int{8, 4096, 65536} {
 			b.Run(fmt.Sprintf("%v/%d", operation, size), func(b *testing.B) {
-				s := newStream(b, operation, size)
+				s := newStream(b, operation, size, loopback)
 				s.run(500)
 				b.SetBytes(int64(size))
 				b.ReportAllocs()

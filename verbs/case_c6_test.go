@@ -13,7 +13,7 @@ import (
 // TestCase_C6: inline data are those that were there when the request was posted, whatever the memory holds when the packet leaves
 // or is sent again.
 func TestCase_C6(t *testing.T) {
-	const most = verbs.MaxInline
+	const most = verbs.MaxInlineData
 	retransmitted := uint64(0)
 	for _, limit := range []int{1, 100, most} {
 		da, db := memDevices(t, mem.Options{Seed: uint64(limit), Faults: mem.Faults{Drop: 0.1}}, mem.DeviceOptions{MTU: 352}) // packets of 256 bytes

@@ -137,7 +137,7 @@ func TestCase_D2(t *testing.T) {
 		"send elements":          {func(a *verbs.QPInitAttr) { a.Cap.MaxSendSGE = verbs.MaxSGE + 1 }, verbs.ErrLimit, "33"},
 		"receive elements":       {func(a *verbs.QPInitAttr) { a.Cap.MaxRecvSGE = verbs.MaxSGE + 1 }, verbs.ErrLimit, "33"},
 		"receive elements -1":    {func(a *verbs.QPInitAttr) { a.Cap.MaxRecvSGE = -1 }, verbs.ErrLimit, "max_recv_sge is -1"},
-		"inline data":            {func(a *verbs.QPInitAttr) { a.Cap.MaxInline = verbs.MaxInline + 1 }, verbs.ErrLimit, "1025"},
+		"inline data":            {func(a *verbs.QPInitAttr) { a.Cap.MaxInline = verbs.MaxInlineData + 1 }, verbs.ErrLimit, "1025"},
 		"inline data -1":         {func(a *verbs.QPInitAttr) { a.Cap.MaxInline = -1 }, verbs.ErrLimit, "-1"},
 		"dead protection domain": {nil, verbs.ErrClosed, "PD"},
 	} {
@@ -181,7 +181,7 @@ func TestCase_D2(t *testing.T) {
 		qp, err := pd.CreateQP(small)
 		if err != nil {
 			require.ErrorIs(t, err, verbs.ErrLimit)
-			require.ErrorContains(t, err, "16384 QP numbers")
+			require.ErrorContains(t, err, "QP number 16385, the device has 16384")
 			break
 		}
 		all = append(all, qp)

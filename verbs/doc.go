@@ -15,9 +15,15 @@
 //
 // # Concurrency
 //
-// All methods of all objects may be called concurrently. None but Wait, OpenDevice, Exchange, and ModifyQP and Connect for the
+// All methods of all objects may be called concurrently. None but Wait, Get, GetAsyncEvent, OpenDevice, Exchange, and ModifyQP and Connect for the
 // search of the peer (at most 3 seconds) blocks. Whoever posts or polls drives the engine meanwhile; while nobody does, a goroutine in the
 // background does.
+//
+// # Events
+//
+// A completion channel (CreateCompChannel, CreateCQEx) tells which of many completion queues have got something, to programs that
+// block in Get or select on Ready; CQ.ReqNotify asks for it. What no completion tells, such as a completion queue without room
+// or a shared receive queue (CreateSRQ) that runs low, is an AsyncEvent of the device.
 //
 // # Errors
 //

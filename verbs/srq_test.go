@@ -246,8 +246,8 @@ func TestSRQOfQP(t *testing.T) {
 	require.NoError(t, pd.Dealloc())
 }
 
-// TestDestroyInAnyOrder: whatever is destroyed too early says so and stays, and in the end nothing is left.
-func TestDestroyInAnyOrder(t *testing.T) {
+// TestDestroySRQInAnyOrder: whatever is destroyed too early says so and stays, and in the end nothing is left.
+func TestDestroySRQInAnyOrder(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		network := mem.NewNetwork(mem.Options{})

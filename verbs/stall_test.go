@@ -118,17 +118,31 @@ func TestPostersBesideEachOther(t *testing.T) {
 			return vethDevices(t, netlab.PairOptions{Queues: 2}, verbs.Options{Mode: verbs.XDPGeneric})
 		},
 	} {
-		t.Run(name, func(t *testing.T) { postersBesideEachOther(t, open) })
+		t.Run(name, func(t *testing.T) {
+			a, b := open(t)
+			postersBesideEachOther(t, a, b, false)
+		})
 	}
+	t.Run("loopback", func(t *testing.T) {
+		d := neighbours(t, 1, mem.DeviceOptions{Queues: 3})[0]
+		postersBesideEachOther(t, d, d, true)
+	})
+	t.Run("loopback between devices", func(t *testing.T) {
+		d := neighbours(t, 2, mem.DeviceOptions{Queues: 2})
+		postersBesideEachOther(t, d[0], d[1], true)
+	})
 }
 
-func postersBesideEachOther(t *testing.T, open func(*testing.T) (a, b *verbs.Device)) {
-	da, db := open(t)
+func postersBesideEachOther(t *testing.T, da, db *verbs.Device, loopback bool) {
 	const posters = 3
 	var as, bs []*end
-	for range posters {
+	for i := range posters {
 		a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
-		connect(t, a, b, verbs.ConnectOptions{Timeout: noTimeout})
+		oa, ob := verbs.ConnectOptions{Timeout: noTimeout}, verbs.ConnectOptions{Timeout: noTimeout}
+		if loopback { // one shard, two shards
+			oa.FlowLabel, ob.FlowLabel = 6, uint32(6+i)
+		}
+		meet(t, a, b, oa, ob)
 		as, bs = append(as, a), append(bs, b)
 	}
 	var round, ready atomic.Int64

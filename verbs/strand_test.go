@@ -23,16 +23,24 @@ var strandTime = flag.Duration("strand", 2*time.Second, "how long TestNoStranded
 func TestNoStrandedWork(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		a, b := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 2})
-		strand(t, a, b)
+		strand(t, a, b, false)
 	})
 	t.Run("memory with scattered queues and loss", func(t *testing.T) {
 		faults := mem.Faults{Drop: 0.001, Reorder: 0.001, Duplicate: 0.001}
 		a, b := memDevices(t, mem.Options{Seed: 1, Scatter: true, Faults: faults}, mem.DeviceOptions{Queues: 3})
-		strand(t, a, b)
+		strand(t, a, b, false)
 	})
 	t.Run("veth", func(t *testing.T) {
 		a, b := vethDevices(t, netlab.PairOptions{Queues: 2}, verbs.Options{})
-		strand(t, a, b)
+		strand(t, a, b, false)
+	})
+	t.Run("loopback", func(t *testing.T) {
+		d := neighbours(t, 1, mem.DeviceOptions{Queues: 3})[0]
+		strand(t, d, d, true)
+	})
+	t.Run("loopback between devices", func(t *testing.T) {
+		d := neighbours(t, 2, mem.DeviceOptions{Queues: 2})
+		strand(t, d[0], d[1], true)
 	})
 }
 
@@ -51,14 +59,18 @@ type lane struct {
 	received atomic.Uint64
 }
 
-func strand(t *testing.T, a, b *verbs.Device) {
+func strand(t *testing.T, a, b *verbs.Device, loopback bool) {
 	const depth = 32
 	var lanes []*lane
 	for i := range sharedPairs + posters {
 		l := &lane{waits: i%2 == 0, credits: make(chan struct{}, depth)}
 		l.a = newEnd(t, a, make([]byte, 4096), verbs.QPCap{MaxSendWR: depth})
 		l.b = newEnd(t, b, make([]byte, 4096), verbs.QPCap{MaxRecvWR: 2 * depth})
-		connect(t, l.a, l.b, verbs.ConnectOptions{Timeout: 16})
+		oa, ob := verbs.ConnectOptions{Timeout: 16}, verbs.ConnectOptions{Timeout: 16}
+		if loopback { // the homes of the ends are one shard for some, two for others
+			oa.FlowLabel, ob.FlowLabel = uint32(1+i%5), uint32(1+i%3)
+		}
+		meet(t, l.a, l.b, oa, ob)
 		for range 2 * depth {
 			require.NoError(t, l.b.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{l.b.mr.SGE(0, 64)}}))
 		}

@@ -277,3 +277,23 @@ func TestDrainAgain(t *testing.T) {
 		require.NoError(t, to(end, verbs.StateRTS))
 	}
 }
+
+// TestDrainLimitToZero: the request that waited its turn when the queue pair went to SQD finds that there is none any more.
+func TestDrainLimitToZero(t *testing.T) {
+	for _, a := range allAnswered {
+		_, end, p := sender(t, func(at *verbs.QPAttr) { at.MaxRDAtomic = 1 })
+		end.Post(a.request(end, 1), a.request(end, 2), end.Request(3, verbs.WRSend, 0, 4))
+		a.expect(t, end, p, 1, 40)
+		require.NoError(t, to(end, verbs.StateSQD))
+		a.respond(p, 40, testWord)
+		end.ExpectSend(1, verbs.WCSuccess)
+		requireDrained(t, end)
+		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{}, verbs.QPMaxQPRDAtomic))
+		p.ExpectNothing(time.Second)
+		end.ExpectNoCompletion()
+		require.NoError(t, to(end, verbs.StateRTS))
+		end.ExpectSend(2, verbs.WCLocQPOpErr)
+		end.ExpectSend(3, verbs.WCWRFlushErr)
+		p.ExpectNothing(time.Minute)
+	}
+}

@@ -139,8 +139,8 @@ const (
 	nakLocal = roce.SyndromeNAKRemoteOperational
 )
 
-// answered are the operations that get a response of their own.
-var answered = []verbs.WROpcode{
+// withResponse are the operations that get a response of their own.
+var withResponse = []verbs.WROpcode{
 	verbs.WRRDMARead, verbs.WRAtomicFetchAdd, verbs.WRAtomicCmpAndSwp, verbs.WRAtomicWrite, verbs.WRFlush,
 }
 
@@ -286,7 +286,7 @@ func faults() []fault {
 				recv: claimed, sent: verbs.WCRemAccessErr})
 		}
 	}
-	for _, operation := range answered {
+	for _, operation := range withResponse {
 		rows = append(rows,
 			fault{name: operation.String() + ", none granted", own: granted(0), post: only(operation), answer: invalid, psn: 40,
 				recv: flushed, sent: verbs.WCRemInvReqErr},

@@ -16,7 +16,7 @@ import (
 
 // TestTooManyInFlight: one request more than was granted, behind a READ that still gets its responses.
 func TestTooManyInFlight(t *testing.T) {
-	for _, operation := range answered {
+	for _, operation := range withResponse {
 		t.Run(operation.String(), func(t *testing.T) {
 			stage := puppet.NewStage(t, mem.Options{})
 			c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{}), b: stage.NewEnd(puppet.EndOptions{})}

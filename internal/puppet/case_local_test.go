@@ -153,6 +153,36 @@ func TestCase_B10_LocalInvalidate(t *testing.T) {
 	}
 }
 
+// TestCase_B10_Bind: a fenced binding waits for the READ before it, one without a fence does not. Whether it was executed shows
+// in what the peer may do.
+func TestCase_B10_Bind(t *testing.T) {
+	for _, fence := range []verbs.SendFlags{0, verbs.SendFence} {
+		for _, a := range allAnswered {
+			_, end, p := sender(t)
+			bind := window(end, 2)
+			bind.Flags |= fence
+			end.Post(a.request(end, 1), bind)
+			a.expect(t, end, p, 1, 40)
+			peer := read(end, 100, 0, 4)
+			peer.RETH.RKey = bind.RKey
+			if fence == 0 {
+				p.Send(peer)
+				p.ExpectPacket(roce.RCReadResponseOnly, 100).Carries(end.Bytes(0, 4))
+				peer.PSN++
+			} else if a.isAtomic() { // with the other kinds it shows that the binding is executed in the end
+				p.Send(peer)
+				p.ExpectNAK(100, roce.SyndromeNAKRemoteAccess)
+				continue
+			}
+			a.respond(p, 40, testWord)
+			end.ExpectSend(1, verbs.WCSuccess)
+			end.ExpectSend(2, verbs.WCSuccess)
+			p.Send(peer)
+			p.ExpectPacket(roce.RCReadResponseOnly, peer.PSN).Carries(end.Bytes(0, 4))
+		}
+	}
+}
+
 // TestBindOnce: binding a window waits for nothing but a fence, and a resend of what is around it does not execute it again,
 // which would fail.
 func TestBindOnce(t *testing.T) {

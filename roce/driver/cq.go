@@ -263,13 +263,13 @@ func (c *CQ) add(wc *queue.WC, solicited bool) (ok bool, due uint32) {
 	return ok, due
 }
 
-// fire does what became due under a shard's lock. It returns the shards where QPs are that must end.
-func (c *CQ) fire() (handed uint64) {
+// fire does what became due under a shard's lock. The shards where QPs are that must end are added to e.
+func (c *CQ) fire(e *errands) {
 	due := c.due.Swap(0)
 	if due&dueOverrun != 0 {
 		c.mu.Lock()
 		for _, q := range c.qps {
-			handed |= q.end()
+			e.add(q.end())
 		}
 		c.mu.Unlock()
 	}
@@ -279,7 +279,6 @@ func (c *CQ) fire() (handed uint64) {
 	if due&dueEvent != 0 && c.channel != nil {
 		c.channel.add(c)
 	}
-	return handed
 }
 
 // Close destroys the CQ. It fails while QPs use it; blocked waits return ErrClosed.
@@ -330,12 +329,12 @@ func (c *completions) Complete(wc *queue.WC, solicited bool) bool {
 
 // end makes the QP's shard bring it into the error state, because a CQ of it overran. It takes no lock, since the
 // caller may be at another shard: the doorbell tells, and the caller drives that shard later.
-func (q *QP) end() (handed uint64) {
+func (q *QP) end() *Shard {
 	home := q.home.Load()
 	if !q.ended.Swap(true) {
 		home.ring(q)
 	}
-	return 1 << home.index
+	return home
 }
 
 // answerEnd does what end asked for, under the shard's lock.

@@ -4,12 +4,13 @@
 // A shard is one queue of the link with the transport state of the queue pairs at home there, under one mutex.
 // Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
 // done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
-// while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go).
+// while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and
+// those to an address of this process go the same way (loopback.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
-// and no system call is made under one. The rest in the same notation: SRQ.post, Shard.mu, SRQ.take (a resize holds post
-// and take); CQ.consume, CQ.produce (a resize); Device.mu, CQ.mu. Below them all are the leaves, under which nothing
-// is locked: the lists of events (backlog.mu) and those of who sleeps.
+// and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
+// and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
+// events (backlog.mu) and those of who sleeps, under which nothing of these is locked.
 package driver
 
 import (
@@ -110,6 +111,13 @@ func open(l link.Device, o Options) (*Device, error) {
 		}
 		d.shards = append(d.shards, s)
 	}
+	for _, s := range d.shards {
+		inboxes := make([]*inbox, len(d.shards))
+		for i, from := range d.shards {
+			inboxes[i] = &inbox{from: from, to: s}
+		}
+		s.inboxes.Store(&inboxes)
+	}
 	if err := l.Steer(link.Steering{QPNBase: d.numbers.base, QPNBits: qpnBits}); err != nil {
 		d.stop()
 		return nil, err
@@ -119,6 +127,7 @@ func open(l link.Device, o Options) (*Device, error) {
 			s.startBackground()
 		}
 	}
+	d.enroll()
 	return d, nil
 }
 
@@ -141,7 +150,13 @@ func (d *Device) Close() error {
 	}
 	d.closed = true
 	close(d.done)
+	d.leave()
 	d.stop()
+	for _, other := range openDevices() {
+		for _, s := range other.shards {
+			s.forget(d)
+		}
+	}
 	return d.link.Close()
 }
 
@@ -192,8 +207,14 @@ func (d *Device) ActiveMTU() (active roce.MTU, netdev int, err error) {
 }
 
 // CheckPathMTU says whether the device carries a path MTU now.
-func (d *Device) CheckPathMTU(m roce.MTU) error {
+func (d *Device) CheckPathMTU(m roce.MTU) error { return d.checkPathMTU(m, false) }
+
+// checkPathMTU is CheckPathMTU for the wire, or for loopback, which needs no carrier.
+func (d *Device) checkPathMTU(m roce.MTU, loopback bool) error {
 	active, netdev, err := d.ActiveMTU()
+	if loopback && errors.Is(err, link.ErrDown) {
+		err = nil
+	}
 	if err != nil || m <= active {
 		return err
 	}
@@ -213,37 +234,32 @@ type AddressVector struct {
 	FlowLabel    uint32 // 0 derives one from the QPNs
 }
 
-// resolve makes a path out of an address vector. label is the flow label that the source port comes from.
-func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote roce.QPN) (path roce.Path, label uint32, err error) {
+// source checks an address vector and returns the GID that packets come from.
+func (d *Device) source(av *AddressVector) (roce.GID, error) {
 	source, err := d.GID(av.SGIDIndex)
 	if err != nil {
-		return path, 0, err
+		return source, err
 	}
-	name := d.link.Information().Name
 	if source.Is4() != av.DGID.Is4() {
-		return path, 0, fmt.Errorf("%w: GID %d of %s is %v, the peer's is %v: not of the same family",
-			ErrInvalid, av.SGIDIndex, name, source, av.DGID)
+		return source, fmt.Errorf("%w: GID %d of %s is %v, the peer's is %v: not of the same family",
+			ErrInvalid, av.SGIDIndex, d.link.Information().Name, source, av.DGID)
 	}
 	if av.DGID.IsZero() || av.DGID.IsMulticast() {
-		return path, 0, fmt.Errorf("%w: destination GID %v is not the address of a peer", ErrInvalid, av.DGID)
+		return source, fmt.Errorf("%w: destination GID %v is not the address of a peer", ErrInvalid, av.DGID)
 	}
-	destination := av.DGID.Addr()
-	own, err := d.link.Addresses()
-	if err != nil {
-		return path, 0, err
-	}
-	for _, a := range own {
-		if a.WithZone("") == destination {
-			return path, 0, fmt.Errorf("%w: %v is an address of %s itself", ErrNotSupported, destination, name)
+	return source, nil
+}
+
+// resolve makes a path out of an address vector, whose peer is on the device within the process or, if that is nil, to be
+// found over the wire.
+func (d *Device) resolve(ctx context.Context, av *AddressVector, source roce.GID, within *Device, label uint32) (roce.Path, error) {
+	// Nobody looks at the Ethernet addresses of frames on loopback.
+	neighbour := link.Neighbour{HardwareAddr: d.link.HardwareAddr()}
+	if within == nil {
+		var err error
+		if neighbour, err = d.link.Resolve(ctx, source.Addr(), av.DGID.Addr()); err != nil {
+			return roce.Path{}, err
 		}
-	}
-	neighbour, err := d.link.Resolve(ctx, source.Addr(), destination)
-	if err != nil {
-		return path, 0, err
-	}
-	label = av.FlowLabel & 0xFFFFF
-	if label == 0 {
-		label = roce.FlowLabel(local, remote)
 	}
 	return roce.Path{
 		SourceMAC: d.link.HardwareAddr(), DestinationMAC: neighbour.HardwareAddr,
@@ -251,7 +267,7 @@ func (d *Device) resolve(ctx context.Context, av *AddressVector, local, remote r
 		TrafficClass: av.TrafficClass, HopLimit: neighbour.HopLimit,
 		// The flow label of the IP header stays 0 unless the user asked for one, as rdma_rxe sends it.
 		FlowLabel: av.FlowLabel & 0xFFFFF, SourcePort: roce.UDPSourcePort(label),
-	}, label, nil
+	}, nil
 }
 
 // adopt gives a QP its number and makes it a user of its CQs and its SRQ.

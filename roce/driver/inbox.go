@@ -1,94 +1,161 @@
 package driver
 
 import (
-	"sync/atomic"
+	"slices"
 
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link/loop"
 	"github.com/xroce/xroce/roce/transport"
 )
 
-const (
-	// inboxSlots is two receive batches; not measured.
-	inboxSlots = 64
-	// inboxFrame holds the largest frame: path MTU 4096 and all headers.
-	inboxFrame = 4352
-)
-
-// inbox carries frames from one shard to another whose QPs they are for: a ring with the sending shard's
-// driver as its producer and the receiving one's as its consumer. The frames are copied, so that no shard waits for
-// another's buffers; a full inbox drops, as the network may.
+// inbox carries frames from one shard to another one, or to itself: those that came in at the wrong shard, and those on
+// loopback. Its producer is whoever drives the one, its consumer whoever drives the other, so that no shard waits for
+// another's lock or buffers. A frame that came from the network is dropped when the inbox is full, as the network may; a queue
+// pair on loopback waits instead.
 type inbox struct {
-	slots    atomic.Pointer[[inboxSlots]inboxSlot] // made when first used
-	produced atomic.Uint32
-	consumed atomic.Uint32
-	segments [1][]byte // the consumer's
+	from, to *Shard
+	ring     loop.Ring
 }
 
-type inboxSlot struct {
-	length int
-	frame  [inboxFrame]byte
-}
-
-// put copies a frame into the inbox.
-func (b *inbox) put(segments [][]byte) bool {
-	slots := b.slots.Load()
-	if slots == nil {
-		slots = new([inboxSlots]inboxSlot)
-		b.slots.Store(slots)
-	}
-	at := b.produced.Load()
-	if at-b.consumed.Load() == inboxSlots {
-		return false
-	}
-	slot := &slots[at%inboxSlots]
-	slot.length = 0
-	for _, piece := range segments {
-		if len(piece) > inboxFrame-slot.length {
-			return false
+// inboxFrom returns the shard's inbox for frames from another one. Those from shards of its own device exist from the
+// start, at their index; one from a shard of another device is made when first used.
+func (s *Shard) inboxFrom(from *Shard) *inbox {
+	for {
+		list := s.inboxes.Load()
+		if from.device == s.device {
+			return (*list)[from.index]
 		}
-		slot.length += copy(slot.frame[slot.length:], piece)
+		for _, b := range *list {
+			if b.from == from {
+				return b
+			}
+		}
+		longer := append(slices.Clip(*list), &inbox{from: from, to: s})
+		if s.inboxes.CompareAndSwap(list, &longer) {
+			return longer[len(longer)-1]
+		}
 	}
-	b.produced.Store(at + 1)
-	return true
 }
 
-func (b *inbox) waiting() bool { return b.produced.Load() != b.consumed.Load() }
+// forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one.
+func (s *Shard) forget(d *Device) {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.closed {
+		return
+	}
+	s.drainInboxes(s.device.options.Clock())
+	for {
+		list := s.inboxes.Load()
+		kept := make([]*inbox, 0, len(*list))
+		for _, b := range *list {
+			if b.from.device != d {
+				kept = append(kept, b)
+			}
+		}
+		if s.inboxes.CompareAndSwap(list, &kept) {
+			return
+		}
+	}
+}
 
 func (s *Shard) inboxWaiting() bool {
-	if len(s.inboxes) == 1 {
-		return false
-	}
-	for i := range s.inboxes {
-		if s.inboxes[i].waiting() {
+	for _, b := range *s.inboxes.Load() {
+		if b.ring.Waiting() > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// drainInboxes processes the frames that other shards handed over. A frame whose QP has moved on meanwhile is dropped:
-// handing it over again might go in circles.
+// drainInboxes processes the frames that other shards handed over, and those on loopback. A frame whose QP has moved on
+// meanwhile is dropped: handing it over again might go in circles.
 func (s *Shard) drainInboxes(now transport.Time) {
-	counters := s.engine.Counters()
-	for i := range s.inboxes {
-		b := &s.inboxes[i]
+	for _, b := range *s.inboxes.Load() {
 		// What comes in meanwhile is for the next turn.
-		for at, end := b.consumed.Load(), b.produced.Load(); at != end; at++ {
-			slot := &b.slots.Load()[at%inboxSlots]
-			b.segments[0] = slot.frame[:slot.length]
-			reason := s.packet.Parse(b.segments[:])
+		for range b.ring.Waiting() {
+			reason := s.packet.Parse(b.ring.Front())
 			if reason == roce.DropNone {
 				if q := s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
 					reason = roce.DropUnknownQPN
 				} else {
-					counters.HandedOver++
 					s.engine.Receive(now, q.transport, &s.packet)
 				}
 			}
 			if reason != roce.DropNone {
-				counters.Drops[reason]++
+				s.engine.Counters().Drops[reason]++
 			}
-			b.consumed.Store(at + 1)
+			b.ring.Release()
 		}
+		if b.ring.Starved() {
+			b.from.resumed.Store(true)
+			s.hand(b.from)
+		}
+	}
+}
+
+// hand notes that another shard has got something to do: it is driven when this one's lock is free again.
+func (s *Shard) hand(to *Shard) {
+	if to != s && !slices.Contains(s.handed, to) {
+		s.handed = append(s.handed, to)
+	}
+}
+
+const (
+	// errandShards is how many shards one drive looks after; a turn of a device on veth hands frames to one or two.
+	errandShards = 16
+	// errandVisits is how often it runs each of them. It only bounds how long a call can take.
+	errandVisits = 2
+)
+
+// errands are the shards that a drive has to run because they were handed something.
+type errands struct {
+	list  [errandShards]errand
+	count int
+	full  bool // one found no place
+}
+
+type errand struct {
+	shard  *Shard
+	visits uint8
+	due    bool
+}
+
+// add notes that a shard was handed something. It may be called under the lock of another one.
+func (e *errands) add(s *Shard) {
+	at := 0
+	for at < e.count && e.list[at].shard != s {
+		at++
+	}
+	if at == errandShards {
+		e.full = true
+		return
+	}
+	e.count = max(e.count, at+1)
+	e.list[at].shard, e.list[at].due = s, true
+}
+
+// next is a shard to run now, or nil.
+func (e *errands) next() *Shard {
+	for i := range e.list[:e.count] {
+		if at := &e.list[i]; at.due && at.visits < errandVisits {
+			at.due = false
+			at.visits++
+			return at.shard
+		}
+	}
+	return nil
+}
+
+// leave makes others run what is left: the shards have handed things to each other for long enough. Whoever sleeps
+// there goes on.
+func (e *errands) leave() {
+	for i := range e.list[:e.count] {
+		if e.list[i].due {
+			e.list[i].shard.sleep.remind(0)
+		}
+	}
+	if e.full {
+		remindCalled()
 	}
 }

@@ -233,26 +233,17 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if err != nil {
 		return err
 	}
-	if mask&transport.MaskPathMTU != 0 {
-		if err := q.device.CheckPathMTU(a.PathMTU); err != nil {
-			return err
-		}
-	}
 	attributes := *a
 	var home *Shard
+	var within *Device
+	remote := a.DestinationQPN
 	if mask&transport.MaskAV != 0 {
-		remote := a.DestinationQPN
 		if mask&transport.MaskDestinationQPN == 0 {
 			remote = q.destination()
 		}
-		path, label, err := q.device.resolve(ctx, av, q.number, remote)
-		if err != nil {
+		if home, within, err = q.connect(ctx, &attributes, av, remote, mask); err != nil {
 			return err
 		}
-		attributes.Path = path
-		// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
-		// then arrive where their QP is at home.
-		home = q.device.shards[label%uint32(len(q.device.shards))]
 	}
 	q.control.Lock()
 	defer q.control.Unlock()
@@ -262,6 +253,10 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if home != nil && q.State() == transport.StateInit {
 		q.move(home)
 	}
+	attributes.Loopback = nil
+	if within != nil {
+		attributes.Loopback = &loopback{from: q.home.Load(), device: within, peer: remote}
+	}
 	if err := q.modify(&attributes, mask); err != nil {
 		return err
 	}
@@ -269,6 +264,36 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 		q.vector = *av
 	}
 	return nil
+}
+
+// connect finds the way to the peer of an address vector: the path, the device if it is within the process, and the shard
+// where the QP is at home with it. It changes nothing but the attributes.
+func (q *QP) connect(
+	ctx context.Context, a *transport.Attributes, av *AddressVector, remote roce.QPN, mask transport.AttributeMask,
+) (home *Shard, within *Device, err error) {
+	d := q.device
+	source, err := d.source(av)
+	if err != nil {
+		return nil, nil, err
+	}
+	if within, err = d.within(av.DGID.Addr()); err != nil {
+		return nil, nil, err
+	}
+	if mask&transport.MaskPathMTU != 0 {
+		if err := d.checkPathMTU(a.PathMTU, within != nil); err != nil {
+			return nil, nil, err
+		}
+	}
+	label := av.FlowLabel & 0xFFFFF
+	if label == 0 {
+		label = roce.FlowLabel(q.number, remote)
+	}
+	if a.Path, err = d.resolve(ctx, av, source, within, label); err != nil {
+		return nil, nil, err
+	}
+	// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
+	// then arrive where their QP is at home.
+	return d.shards[label%uint32(len(d.shards))], within, nil
 }
 
 // checkModify says whether the QP is in a state for the change. The caller holds control, so that the QP stays at its home.

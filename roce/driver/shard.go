@@ -2,12 +2,11 @@ package driver
 
 // A turn of a shard, which is the life of a packet here: take the QPs whose doorbell was rung; receive a batch of
 // frames, let the transport process each, give the frames back; fire deadlines; let ready QPs write frames, and publish
-// them. Then, without the lock: kick the link, wake who waits for a completion, drive the shards that were handed
-// frames. The clock is read once per turn.
+// them; frames for this process go to an inbox (loopback.go). Then, without the lock: kick the link, wake who waits for a
+// completion, drive the shards that were handed frames, of this device or another one. The clock is read once per turn.
 
 import (
 	"math"
-	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +47,7 @@ type Shard struct {
 
 	// doorbells is a stack of the QPs that have new work, linked by QP.ringingNext.
 	doorbells atomic.Pointer[QP]
-	inboxes   []inbox // indexed by the shard that hands over
+	inboxes   atomic.Pointer[[]*inbox] // replaced, never changed; never nil
 	polls     atomic.Uint64
 
 	kickMu sync.Mutex // held by whoever is in Kick
@@ -58,11 +57,15 @@ type Shard struct {
 	user   *memory.User
 	frames [receiveBatch]link.Frame
 	packet roce.Packet
-	fired  []*CQ // CQs that have something due (CQ.fire)
+	fired  []*CQ    // CQs that have something due (CQ.fire)
+	handed []*Shard // the shards that were handed something in this turn
+	waste  []byte   // where frames are written that go nowhere
 	closed bool
 
 	hasFired atomic.Bool // fired is not empty
+	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
 	failed   atomic.Bool // the last kick ended with an error
+	gone     atomic.Bool // closed, for those who do not hold the lock
 
 	sleep      sleep
 	background background
@@ -73,8 +76,8 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 	s := &Shard{
 		device: d, index: index, queue: q,
 		user: user, engine: transport.NewEngine(user),
-		inboxes: make([]inbox, len(d.link.Queues())),
 	}
+	s.inboxes.Store(new([]*inbox))
 	return s, s.background.init(d.options.Manual)
 }
 
@@ -85,6 +88,7 @@ func (s *Shard) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	s.gone.Store(true)
 	s.device.memory.CloseUser(s.user)
 }
 
@@ -104,7 +108,7 @@ func (s *Shard) ring(q *QP) {
 
 // answerDoorbells marks the QPs ready whose doorbell was rung. The mark is taken back before the work is
 // looked at: a post that comes later rings again.
-func (s *Shard) answerDoorbells(r *turnResult) {
+func (s *Shard) answerDoorbells() (did bool) {
 	for q := s.doorbells.Swap(nil); q != nil; {
 		next := q.ringingNext
 		q.ringingNext = nil
@@ -116,16 +120,17 @@ func (s *Shard) answerDoorbells(r *turnResult) {
 			s.engine.Ready(q.transport)
 		} else {
 			home.ring(q) // it moved in between
-			r.handed |= 1 << home.index
+			s.hand(home)
 		}
-		q, r.did = next, true
+		q, did = next, true
 	}
+	return did
 }
 
-// called says that somebody wants something of the shard: a doorbell was rung, frames were handed over, or
-// waiters are to be woken.
+// called says that somebody wants something of the shard: a doorbell was rung, frames were handed over, waiters are to
+// be woken, or loopback goes on.
 func (s *Shard) called() bool {
-	return s.doorbells.Load() != nil || s.hasFired.Load() || s.inboxWaiting()
+	return s.doorbells.Load() != nil || s.hasFired.Load() || s.resumed.Load() || s.inboxWaiting()
 }
 
 // unlock releases the shard. Whoever finds the lock taken leaves his work in a doorbell, an inbox or the list of fired CQs
@@ -140,33 +145,29 @@ func (s *Shard) unlock() {
 // drive runs the shard for at most so many turns, if nobody else does, and reports whether anything was done. Then it
 // runs the shards that were handed frames.
 func (s *Shard) drive(turns int) (progress bool) {
-	progress, handed := s.run(turns)
-	shards := s.device.shards
-	for visits := 0; handed != 0 && visits < 2*len(shards); visits++ {
-		next := bits.TrailingZeros64(handed)
-		handed &^= 1 << next
-		did, more := shards[next].run(turns)
-		progress = progress || did
-		handed |= more
+	var e errands
+	for next := s; next != nil; next = e.next() {
+		progress = next.run(turns, &e) || progress
 	}
-	for ; handed != 0; handed &= handed - 1 {
-		// They have handed frames to each other for long enough. Whoever sleeps there goes on.
-		shards[bits.TrailingZeros64(handed)].sleep.remind(0)
-	}
+	e.leave()
 	return progress
 }
 
-// run is drive for this shard alone. handed is the set of the shards that were handed frames.
-func (s *Shard) run(turns int) (progress bool, handed uint64) {
+// run is drive for this shard alone. The shards that were handed frames are added to e.
+func (s *Shard) run(turns int, e *errands) (progress bool) {
 	for ; turns > 0; turns-- {
 		if !s.mu.TryLock() {
-			return progress, handed
+			return progress
 		}
 		if s.closed {
 			s.mu.Unlock()
-			return progress, handed
+			return progress
 		}
 		result := s.turn()
+		for _, to := range s.handed {
+			e.add(to)
+		}
+		s.handed = s.handed[:0]
 		fired := s.fired
 		s.fired = nil
 		s.hasFired.Store(false)
@@ -174,9 +175,9 @@ func (s *Shard) run(turns int) (progress bool, handed uint64) {
 
 		s.kick()
 		for _, cq := range fired {
-			result.handed |= cq.fire()
+			cq.fire(e)
 		}
-		progress, handed = progress || result.did, handed|result.handed
+		progress = progress || result.did
 		if result.deadline > 0 {
 			s.sleep.remind(result.deadline)
 		}
@@ -184,15 +185,15 @@ func (s *Shard) run(turns int) (progress bool, handed uint64) {
 			if s.queue.Pending() {
 				s.sleep.remind(s.retryTime())
 			}
-			return progress, handed
+			return progress
 		}
 		if !result.did && !s.called() {
 			s.sleep.remind(s.retryTime()) // the link has no transmit buffer
-			return progress, handed
+			return progress
 		}
 	}
 	s.sleep.remind(0)
-	return progress, handed
+	return progress
 }
 
 // retryTime is when it is worth while to kick or to look for a transmit buffer again.
@@ -207,12 +208,12 @@ func (s *Shard) retryTime() transport.Time {
 type turnResult struct {
 	did      bool           // something was done
 	more     bool           // something is left that could be done at once
-	handed   uint64         // shards that were handed frames
 	deadline transport.Time // the next one; 0 is none
 }
 
 func (s *Shard) turn() (r turnResult) {
-	s.answerDoorbells(&r)
+	s.resumed.Store(false)
+	r.did = s.answerDoorbells()
 	n := s.queue.Receive(s.frames[:])
 	waiting := s.inboxWaiting()
 	deadline, timed := s.engine.NextDeadline()
@@ -221,7 +222,7 @@ func (s *Shard) turn() (r turnResult) {
 	}
 	now := s.device.options.Clock()
 	for i := range s.frames[:n] {
-		s.receive(now, s.frames[i].Segments, &r)
+		s.receive(now, s.frames[i].Segments)
 	}
 	if n > 0 {
 		s.queue.Release()
@@ -246,7 +247,7 @@ func (s *Shard) turn() (r turnResult) {
 }
 
 // receive lets the transport process a frame, or hands it to the shard where its QP is at home.
-func (s *Shard) receive(now transport.Time, segments [][]byte, r *turnResult) {
+func (s *Shard) receive(now transport.Time, segments [][]byte) {
 	p := &s.packet
 	if reason := p.ParseHeaders(segments); reason != roce.DropNone {
 		s.engine.Counters().Drops[reason]++
@@ -259,8 +260,9 @@ func (s *Shard) receive(now transport.Time, segments [][]byte, r *turnResult) {
 	}
 	home := q.home.Load()
 	if home != s {
-		if home.inboxes[s.index].put(segments) {
-			r.handed |= 1 << home.index
+		if home.inboxFrom(s).ring.Put(segments) {
+			s.engine.Counters().HandedOver++
+			s.hand(home)
 		} else {
 			s.engine.Counters().Drops[roce.DropInboxFull]++
 		}

@@ -126,6 +126,9 @@ type Device interface {
 	// Resolve finds the next hop from source towards destination and its Ethernet address. It waits
 	// for an answer of the neighbour as long as ctx allows.
 	Resolve(ctx context.Context, source, destination netip.Addr) (Neighbour, error)
+	// Network names the network that the device's addresses belong to. Devices of a process whose Network is the same
+	// and not empty reach each other by their addresses within the process; empty says that nothing is known.
+	Network() string
 	// Steer makes the device deliver the packets that s describes. It replaces the previous steering.
 	Steer(s Steering) error
 	// Queues returns the device's queues, always the same ones.

@@ -66,6 +66,7 @@ type Attributes struct {
 	Port           uint8
 	Access         memory.Access // what the peer may do, whatever the regions grant
 	Path           roce.Path     // the address vector, resolved
+	Loopback       Transmitter   // takes the frames, if not nil, instead of the engine's; set with the Path (MaskAV)
 	PathMTU        roce.MTU
 	DestinationQPN roce.QPN
 	RQPSN          roce.PSN // first PSN expected from the peer
@@ -254,7 +255,7 @@ func (a *Attributes) merge(b *Attributes, mask AttributeMask) {
 	set(MaskPKeyIndex, func() { a.PKeyIndex = b.PKeyIndex })
 	set(MaskPort, func() { a.Port = b.Port })
 	set(MaskAccess, func() { a.Access = b.Access })
-	set(MaskAV, func() { a.Path = b.Path })
+	set(MaskAV, func() { a.Path, a.Loopback = b.Path, b.Loopback })
 	set(MaskPathMTU, func() { a.PathMTU = b.PathMTU })
 	set(MaskDestinationQPN, func() { a.DestinationQPN = b.DestinationQPN })
 	set(MaskRQPSN, func() { a.RQPSN = b.RQPSN & roce.PSNMask })

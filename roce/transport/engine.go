@@ -80,18 +80,20 @@ func (e *Engine) popReady() *QP {
 func (e *Engine) Idle() bool { return e.readyHead == nil }
 
 // Emit lets ready QPs write at most budget frames and returns how many they wrote. It ends early when
-// nothing is left to send, or when transmit has no buffer; then Idle is false.
+// nothing is left to send, or when whoever is left found no buffer; then Idle is false. QPs on loopback have transmitters
+// of their own, so one without a buffer does not end it.
 func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 	e.now = now
 	sent := 0
-	for sent < budget && e.readyHead != nil {
+	var stuck *QP // the first one that found no buffer; when its turn comes again, all have had theirs
+	for sent < budget && e.readyHead != nil && e.readyHead != stuck {
 		qp := e.popReady()
 		n, more := qp.emit(transmit, min(quantum, budget-sent))
 		sent += n
 		if more {
 			e.Ready(qp)
-			if n == 0 {
-				break // no buffer
+			if n == 0 && stuck == nil {
+				stuck = qp
 			}
 		}
 	}

@@ -240,6 +240,9 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 	if q.state == StateError {
 		q.flush()
 	}
+	if q.attrs.Loopback != nil {
+		transmit = q.attrs.Loopback
+	}
 	for ; sent < budget; sent++ {
 		buffer := transmit.Buffer()
 		if buffer == nil {

@@ -109,6 +109,9 @@ func (d *Device) Resolve(_ context.Context, source, destination netip.Addr) (lin
 	return link.Neighbour{}, fmt.Errorf("%w: %v, from %v on %s", link.ErrNoNeighbour, destination, source, d.options.Name)
 }
 
+// Network implements link.Device: devices reach each other over the network in memory, faults included.
+func (d *Device) Network() string { return "" }
+
 // Steer implements link.Device: all frames to the device's address arrive, whatever they are.
 func (d *Device) Steer(link.Steering) error { return nil }
 

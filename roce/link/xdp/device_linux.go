@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ const carrierDeadline = 10 * time.Second
 // Device is a link.Device on a Linux network device.
 type Device struct {
 	netdev  resolver
+	network string
 	options Options
 	driver  string
 	rung    bpf.Rung
@@ -80,7 +82,7 @@ func open(name string, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name}}
+	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name}, network: networkOfThread()}
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -279,6 +281,19 @@ func (d *Device) Addresses() ([]netip.Addr, error) {
 // device or no answer while ctx lasted, and then ctx.Err() too. Close ends a Resolve that waits.
 func (d *Device) Resolve(ctx context.Context, source, destination netip.Addr) (link.Neighbour, error) {
 	return d.netdev.resolve(ctx, source, destination)
+}
+
+// Network names the network namespace that the device was opened in.
+func (d *Device) Network() string { return d.network }
+
+// networkOfThread names the network namespace of the calling thread, "net:[4026531833]" for one: the number stays its
+// own as long as anything is open in it (fs/nsfs.c). It is empty without /proc.
+func networkOfThread() string {
+	name, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 // Queues returns the queues, queue i of the network device at index i.

@@ -45,7 +45,7 @@ func (r resolver) resolve(ctx context.Context, source, destination netip.Addr) (
 	if err != nil {
 		return link.Neighbour{}, err
 	}
-	if err := r.serves(source); err != nil {
+	if err := r.serves(source, destination); err != nil {
 		return link.Neighbour{}, err
 	}
 	hop, err := r.route(source, destination)
@@ -88,9 +88,10 @@ func (r resolver) normalize(source, destination netip.Addr) (netip.Addr, netip.A
 	return source, destination, nil
 }
 
-// serves says why nothing can be sent from source over this device. The kernel would take an address of another
-// device too, and the answers would go there.
-func (r resolver) serves(source netip.Addr) error {
+// serves says why nothing can be sent from source to destination over this device. The kernel would take an address of
+// another device too, and the answers would go there. An own address of IPv6 may have no route yet that says so: the kernel
+// makes it a moment after the address (addrconf_dad_work in net/ipv6/addrconf.c).
+func (r resolver) serves(source, destination netip.Addr) error {
 	state, err := r.state(r.index, r.name)
 	switch {
 	case err != nil:
@@ -99,6 +100,8 @@ func (r resolver) serves(source netip.Addr) error {
 		return state.down
 	case named(source) && !slices.Contains(state.addresses, source):
 		return fmt.Errorf("%w: source address %v is not on %s", link.ErrNoNeighbour, source, r.name)
+	case slices.Contains(state.addresses, destination):
+		return fmt.Errorf("%w: %v is an address of this machine", link.ErrNoNeighbour, destination)
 	}
 	return nil
 }

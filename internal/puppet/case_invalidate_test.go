@@ -1,0 +1,248 @@
+package puppet_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/verbs"
+)
+
+// Keys that go away: by SEND with invalidate, by a local invalidate, by deregistration, also while a READ is being answered.
+
+// sendInvalidate makes a SEND with invalidate.
+func sendInvalidate(psn roce.PSN, payload string, key uint32) puppet.Packet {
+	return puppet.Packet{Opcode: roce.RCSendOnlyInvalidate, PSN: psn, AckRequest: true, Payload: []byte(payload), Invalidate: key}
+}
+
+// TestSendWithInvalidate: of fast-registered regions and type 2 windows of this queue pair, and nothing else. The data are there
+// in either case, and the sender is told that all is well.
+func TestSendWithInvalidate(t *testing.T) {
+	bound := func(end *puppet.End, kind verbs.MWType) *verbs.MW {
+		w := window(end, kind)
+		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr(), Length: 4096, Access: windowRights})
+		return w
+	}
+	for name, c := range map[string]struct {
+		key  func(*puppet.Stage, *puppet.End) uint32
+		good bool
+	}{
+		"fast registration": {func(_ *puppet.Stage, end *puppet.End) uint32 { return fastRegion(end, 64).RKey() }, true},
+		"type 2 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType2).RKey() }, true},
+		"key byte":          {func(_ *puppet.Stage, end *puppet.End) uint32 { return fastRegion(end, 64).RKey() ^ 1 }, false},
+		"window's key byte": {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType2).RKey() ^ 1 }, false},
+		"nobody's key":      {func(*puppet.Stage, *puppet.End) uint32 { return 0xFFFFFF00 }, false},
+		"key 0":             {func(*puppet.Stage, *puppet.End) uint32 { return 0 }, false},
+		"plain region":      {func(_ *puppet.Stage, end *puppet.End) uint32 { return end.MR.RKey() }, false},
+		"type 1 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType1).RKey() }, false},
+		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return window(end, verbs.MWType2).RKey() }, false},
+		"free region": {func(_ *puppet.Stage, end *puppet.End) uint32 {
+			mr, err := end.PD.AllocMR(64)
+			end.Require(err)
+			end.Cleanup(mr.Dereg)
+			return mr.RKey()
+		}, false},
+		"another domain's": {func(_ *puppet.Stage, end *puppet.End) uint32 {
+			pd, err := end.Device.AllocPD()
+			end.Require(err)
+			end.Cleanup(pd.Dealloc)
+			mr, err := pd.AllocMR(64)
+			end.Require(err)
+			end.Cleanup(mr.Dereg)
+			return mr.RKey()
+		}, false},
+		"another queue pair's window": {func(stage *puppet.Stage, end *puppet.End) uint32 {
+			mine := end.QP
+			defer func() { end.QP = mine }()
+			end.QP = end.NewQP(verbs.QPCap{})
+			stage.NewPuppet().Connect(end)
+			w := window(end, verbs.MWType2)
+			wr := verbs.MWBind{Flags: verbs.SendSignaled, MR: end.MR, Addr: end.MR.Addr(), Length: 64, Access: windowRights}
+			end.Require(end.QP.BindMW(w, wr))
+			require.Equal(t, success, end.Sends(1)[0].Status)
+			return w.RKey()
+		}, false},
+		"region with a window": {func(_ *puppet.Stage, end *puppet.End) uint32 {
+			mr, err := end.PD.AllocMR(64)
+			end.Require(err)
+			end.Cleanup(mr.Dereg)
+			end.Require(mr.Map(make([]byte, 64), 0))
+			wr := mr.RegWR(puppet.AllAccess)
+			wr.WRID, wr.Flags = 9, verbs.SendSignaled
+			end.Post(wr)
+			end.ExpectSend(9, verbs.WCSuccess)
+			bind(end, window(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
+			return mr.RKey()
+		}, false},
+	} {
+		for _, long := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				stage, end, p := sender(t)
+				end.PostRecv(1, 8192, 2048)
+				end.PostRecv(2, 16384, 64)
+				key := c.key(stage, end)
+				packet := sendInvalidate(100, "rose", key)
+				length := uint32(4)
+				if long {
+					p.Send(puppet.Packet{Opcode: roce.RCSendFirst, PSN: 100, Payload: make([]byte, 1024), AckRequest: true})
+					p.ExpectAck(100, 0)
+					packet.Opcode, packet.PSN, length = roce.RCSendLastInvalidate, 101, 1028
+				}
+				packet.AckRequest = c.good
+				packet.Solicited = true
+				p.Send(packet)
+				p.ExpectAck(packet.PSN, 1)
+				require.Equal(t, "rose", string(end.Bytes(8192+int(length)-4, 4)))
+				if !c.good {
+					require.Equal(t, verbs.StateError, end.QP.State())
+					end.ExpectRecv(1, verbs.WCRemInvReqErr)
+					end.ExpectRecv(2, verbs.WCWRFlushErr)
+					p.Send(write(end, packet.PSN+1))
+					p.ExpectNothing(time.Second)
+					return
+				}
+				wc := end.ExpectRecv(1, verbs.WCSuccess)
+				require.Equal(t, verbs.WCWithInv, wc.Flags)
+				require.Equal(t, key, wc.InvalidatedRKey)
+				require.Equal(t, length, wc.ByteLen)
+				require.Equal(t, verbs.WCRecv, wc.Opcode)
+				p.Send(reach(roce.RCReadRequest, packet.PSN+1, key, 0x1000, 8))
+				p.ExpectNAK(packet.PSN+1, refused)
+				end.ExpectRecv(2, verbs.WCWRFlushErr)
+			})
+		}
+	}
+}
+
+// TestInvalidateItself: data that go through the key which they invalidate are placed first.
+func TestInvalidateItself(t *testing.T) {
+	_, end, p := sender(t)
+	mr := fastRegion(end, 2048)
+	require.NoError(t, end.QP.PostRecv(verbs.RecvWR{WRID: 1, SGList: []verbs.SGE{{Addr: 0x1000, Length: 2048, LKey: mr.LKey()}}}))
+	p.Send(
+		puppet.Packet{Opcode: roce.RCSendFirst, PSN: 100, Payload: bytes.Repeat([]byte{1}, 1024)},
+		puppet.Packet{Opcode: roce.RCSendLastInvalidate, PSN: 101, Payload: bytes.Repeat([]byte{2}, 1024), AckRequest: true, Invalidate: mr.RKey()},
+	)
+	p.ExpectAck(101, 1)
+	require.EqualValues(t, 2048, end.ExpectRecv(1, verbs.WCSuccess).ByteLen)
+	require.Equal(t, append(bytes.Repeat([]byte{1}, 1024), bytes.Repeat([]byte{2}, 1024)...), mr.Bytes())
+}
+
+// endings are the ways in which a key can go away while b answers; each returns what makes the key and what ends it.
+var endings = map[string]func(c *couple, buffer []byte) (va uint64, key uint32, end func()){
+	"Dereg": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr, err := c.b.PD.RegMR(buffer, verbs.AccessRemoteRead)
+		c.b.Require(err)
+		return mr.Addr(), mr.RKey(), func() { c.b.Require(mr.Dereg()) }
+	},
+	"Rereg": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr, err := c.b.PD.RegMR(buffer, verbs.AccessRemoteRead)
+		c.b.Require(err)
+		c.b.Cleanup(mr.Dereg)
+		return mr.Addr(), mr.RKey(), func() { c.b.Require(mr.Rereg(verbs.MRChange{Access: new(verbs.AccessFlags)})) }
+	},
+	"Dereg of a fast registration": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr := fast(c, buffer)
+		return 0, mr.RKey(), func() { c.b.Require(mr.Dereg()) }
+	},
+	"local invalidate": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr := fast(c, buffer)
+		c.b.Cleanup(mr.Dereg)
+		return 0, mr.RKey(), func() { c.b.Post(mr.InvalidateWR()) }
+	},
+	"SEND with invalidate": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr := fast(c, buffer)
+		c.b.Cleanup(mr.Dereg)
+		c.b.PostRecv(1, 0, 64)
+		return 0, mr.RKey(), func() {
+			c.a.Post(verbs.SendWR{WRID: 2, Opcode: verbs.WRSendWithInv, InvalidateRKey: mr.RKey()})
+			c.b.ExpectRecv(1, verbs.WCSuccess)
+		}
+	},
+	"Dealloc of a window": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr := bindable(c, buffer)
+		w, err := c.b.PD.AllocMW(verbs.MWType2)
+		c.b.Require(err)
+		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { c.b.Require(w.Dealloc()) }
+	},
+	"another binding": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr, w := bindable(c, buffer), window(c.b, verbs.MWType1)
+		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { c.b.Require(c.b.QP.BindMW(w, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})) }
+	},
+	"local invalidate of a window": func(c *couple, buffer []byte) (uint64, uint32, func()) {
+		mr, w := bindable(c, buffer), window(c.b, verbs.MWType2)
+		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { c.b.Post(verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: w.RKey()}) }
+	},
+}
+
+// fast is buffer as a fast registration of b with address 0.
+func fast(c *couple, buffer []byte) *verbs.MR {
+	mr, err := c.b.PD.AllocMR(len(buffer))
+	c.b.Require(err)
+	c.b.Require(mr.Map(buffer, 0))
+	wr := mr.RegWR(verbs.AccessRemoteRead)
+	wr.WRID, wr.Flags = 1000, verbs.SendSignaled
+	c.b.Post(wr)
+	c.b.ExpectSend(1000, verbs.WCSuccess)
+	return mr
+}
+
+// bindable registers buffer with address 0 for windows. Make it before the window, which must be gone first in the end.
+func bindable(c *couple, buffer []byte) *verbs.MR {
+	mr, err := c.b.PD.RegMRIova(buffer, 0, verbs.AccessMWBind|verbs.AccessLocalWrite)
+	c.b.Require(err)
+	c.b.Cleanup(mr.Dereg)
+	return mr
+}
+
+// TestCase_B12_EveryWay: whatever ends a key in the middle of a READ of 1 MiB, the answer ends there, with a NAK for the packet
+// that could not be sent, and what came before is right.
+func TestCase_B12_EveryWay(t *testing.T) {
+	const size = 1 << 20
+	for name, ending := range endings {
+		t.Run(name, func(t *testing.T) {
+			stage := puppet.NewStage(t, mem.Options{})
+			c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{Memory: size}), b: stage.NewEnd(puppet.EndOptions{})}
+			stage.Connect(c.a, c.b)
+			buffer := bytes.Repeat([]byte{0xEE}, size)
+			va, key, end := ending(c, buffer)
+			clear(c.a.MR.Bytes())
+			c.wire = stage.Watch()
+			seen := 0
+			reading := func(s *puppet.Sent) bool {
+				if s.Length > 0 {
+					seen++
+				}
+				return false
+			}
+			c.wire.Drop = reading
+			wr := c.a.Request(1, verbs.WRRDMARead, 0, size)
+			wr.RemoteAddr, wr.RKey = va, key
+			c.a.Post(wr)
+			require.True(t, stage.Run(time.Second, func() bool { return seen >= 100 }))
+			require.Less(t, seen, 1000, "still reading")
+			end()
+			wc := c.a.ExpectSend(1, verbs.WCRemAccessErr)
+			require.Zero(t, wc.Retries)
+			packets := c.wire.From(c.b)
+			nak, before := packets[len(packets)-1], packets[len(packets)-2]
+			require.Equal(t, roce.RCAcknowledge, nak.Opcode)
+			require.Equal(t, refused, nak.AETH.Syndrome)
+			require.Equal(t, before.PSN+1, nak.PSN)
+			require.Equal(t, wc.PSN, nak.PSN)
+			require.Equal(t, verbs.StateError, c.b.QP.State())
+			got := int(nak.PSN-puppet.FirstPSNOfQP) * 1024
+			require.Less(t, got, size)
+			require.True(t, bytes.Equal(buffer[:got], c.a.Bytes(0, got)))
+			require.True(t, bytes.Equal(make([]byte, size-got), c.a.Bytes(got, size-got)))
+		})
+	}
+}

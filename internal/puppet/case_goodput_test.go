@@ -173,12 +173,17 @@ func TestCase_B19(t *testing.T) {
 				}
 				random := rand.New(rand.NewPCG(19, 19))
 				lost := map[roce.QPN]int{} // of a burst, by the QPN that the packets are for
-				stage := puppet.NewStage(t, mem.Options{Latency: 10 * time.Microsecond, Intercept: func(_ []byte, p *roce.Packet) mem.Verdict {
+				since := map[roce.QPN]time.Duration{}
+				var stage *puppet.Stage
+				stage = puppet.NewStage(t, mem.Options{Latency: 10 * time.Microsecond, Intercept: func(_ []byte, p *roce.Packet) mem.Verdict {
 					if p == nil {
 						return mem.Verdict{}
 					}
 					if lost[p.DestinationQPN] == 0 && random.Float64() < l.odds {
-						lost[p.DestinationQPN] = l.burst
+						lost[p.DestinationQPN], since[p.DestinationQPN] = l.burst, stage.Now()
+					}
+					if stage.Now()-since[p.DestinationQPN] > time.Millisecond {
+						lost[p.DestinationQPN] = 0 // a burst that lasted until ten resends of the last packet were lost would be no burst
 					}
 					if lost[p.DestinationQPN] > 0 {
 						lost[p.DestinationQPN]--

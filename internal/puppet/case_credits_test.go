@@ -133,10 +133,12 @@ func TestCreditsRelease(t *testing.T) {
 			require.Equal(t, 10, started(t, stage, p, 42))
 		}
 		grant(p, 51, 0, 2)
+		stage.Pass(time.Millisecond)
 		require.Equal(t, 20, postSends(t, stage, end, p, 20, 52))
 	}
 	stage, end, p := limited(t, 0x1F, 1) // from the start
 	grant(p, 40, 0, 1)
+	stage.Pass(time.Millisecond)
 	require.Equal(t, 20, postSends(t, stage, end, p, 20, 41))
 }
 

@@ -183,6 +183,16 @@ func TestCreditsLate(t *testing.T) {
 	require.Equal(t, 3, started(t, stage, p, 45), "what was sent once is sent again")
 }
 
+// TestCreditsNeverLower: a smaller grant that comes later does not take the larger one back.
+func TestCreditsNeverLower(t *testing.T) {
+	stage, end, p := limited(t, 5, 1) // limit 7
+	for _, msn := range []uint32{1, 0, 7, 0xFFFFFF} {
+		grant(p, 40, 0, msn)
+	}
+	stage.Pass(time.Millisecond)
+	require.Equal(t, 7, postSends(t, stage, end, p, 10, 41)) // messages 2 to 8
+}
+
 // TestCreditsProbe: the message beyond the limit finds out whether there is a receive by now. If not, it is refused, and sent
 // again as ever; what is behind it waits.
 func TestCreditsProbe(t *testing.T) {

@@ -47,14 +47,16 @@ func TestSendWithInvalidate(t *testing.T) {
 			end.Cleanup(mr.Dereg)
 			return mr.RKey()
 		}, false},
-		"another domain's": {func(_ *puppet.Stage, end *puppet.End) uint32 {
+		"another domain's": {func(stage *puppet.Stage, end *puppet.End) uint32 {
 			pd, err := end.Device.AllocPD()
 			end.Require(err)
 			end.Cleanup(pd.Dealloc)
-			mr, err := pd.AllocMR(64)
-			end.Require(err)
-			end.Cleanup(mr.Dereg)
-			return mr.RKey()
+			mine, qp := end.PD, end.QP
+			defer func() { end.PD, end.QP = mine, qp }()
+			end.PD = pd
+			end.QP = end.NewQP(verbs.QPCap{})
+			stage.NewPuppet().Connect(end)
+			return fastRegion(end, 64).RKey()
 		}, false},
 		"another queue pair's window": {func(stage *puppet.Stage, end *puppet.End) uint32 {
 			mine := end.QP

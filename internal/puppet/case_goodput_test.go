@@ -172,21 +172,27 @@ func TestCase_B19(t *testing.T) {
 					messages = 1000
 				}
 				random := rand.New(rand.NewPCG(19, 19))
-				lost := map[roce.QPN]int{} // of a burst, by the QPN that the packets are for
-				since := map[roce.QPN]time.Duration{}
+				type burst struct {
+					left int
+					end  time.Duration
+				}
+				bursts := map[roce.QPN]*burst{} // by the QPN that the packets are for
 				var stage *puppet.Stage
 				stage = puppet.NewStage(t, mem.Options{Latency: 10 * time.Microsecond, Intercept: func(_ []byte, p *roce.Packet) mem.Verdict {
 					if p == nil {
 						return mem.Verdict{}
 					}
-					if lost[p.DestinationQPN] == 0 && random.Float64() < l.odds {
-						lost[p.DestinationQPN], since[p.DestinationQPN] = l.burst, stage.Now()
+					b := bursts[p.DestinationQPN]
+					if b == nil {
+						b = new(burst)
+						bursts[p.DestinationQPN] = b
 					}
-					if stage.Now()-since[p.DestinationQPN] > time.Millisecond {
-						lost[p.DestinationQPN] = 0 // a burst that lasted until ten resends of the last packet were lost would be no burst
+					now := stage.Now()
+					if (b.left == 0 || now > b.end) && random.Float64() < l.odds {
+						*b = burst{l.burst, now + 100*time.Microsecond}
 					}
-					if lost[p.DestinationQPN] > 0 {
-						lost[p.DestinationQPN]--
+					if b.left > 0 && now <= b.end {
+						b.left--
 						return mem.Verdict{Drop: true}
 					}
 					return mem.Verdict{}

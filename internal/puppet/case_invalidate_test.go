@@ -25,7 +25,7 @@ func sendInvalidate(psn roce.PSN, payload string, key uint32) puppet.Packet {
 // in either case, and the sender is told that all is well.
 func TestSendWithInvalidate(t *testing.T) {
 	bound := func(end *puppet.End, kind verbs.MWType) *verbs.MW {
-		w := window(end, kind)
+		w := newWindow(end, kind)
 		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr(), Length: 4096, Access: windowRights})
 		return w
 	}
@@ -41,7 +41,7 @@ func TestSendWithInvalidate(t *testing.T) {
 		"key 0":             {func(*puppet.Stage, *puppet.End) uint32 { return 0 }, false},
 		"plain region":      {func(_ *puppet.Stage, end *puppet.End) uint32 { return end.MR.RKey() }, false},
 		"type 1 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType1).RKey() }, false},
-		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return window(end, verbs.MWType2).RKey() }, false},
+		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return newWindow(end, verbs.MWType2).RKey() }, false},
 		"free region": {func(_ *puppet.Stage, end *puppet.End) uint32 {
 			mr, err := end.PD.AllocMR(64)
 			end.Require(err)
@@ -64,7 +64,7 @@ func TestSendWithInvalidate(t *testing.T) {
 			defer func() { end.QP = mine }()
 			end.QP = end.NewQP(verbs.QPCap{})
 			stage.NewPuppet().Connect(end)
-			w := window(end, verbs.MWType2)
+			w := newWindow(end, verbs.MWType2)
 			wr := verbs.MWBind{Flags: verbs.SendSignaled, MR: end.MR, Addr: end.MR.Addr(), Length: 64, Access: windowRights}
 			end.Require(end.QP.BindMW(w, wr))
 			require.Equal(t, success, end.Sends(1)[0].Status)
@@ -79,7 +79,7 @@ func TestSendWithInvalidate(t *testing.T) {
 			wr.WRID, wr.Flags = 9, verbs.SendSignaled
 			end.Post(wr)
 			end.ExpectSend(9, verbs.WCSuccess)
-			bind(end, window(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
+			bind(end, newWindow(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
 			return mr.RKey()
 		}, false},
 	} {
@@ -150,16 +150,16 @@ var endings = map[string]func(b *puppet.End, invalidate func(key uint32), buffer
 		return mr.Addr(), mr.RKey(), func() { b.Require(mr.Rereg(verbs.MRChange{Access: new(verbs.AccessFlags)})) }
 	},
 	"Dereg of a fast registration": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
-		mr := fast(b, buffer)
+		mr := registered(b, buffer)
 		return 0, mr.RKey(), func() { b.Require(mr.Dereg()) }
 	},
 	"local invalidate": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
-		mr := fast(b, buffer)
+		mr := registered(b, buffer)
 		b.Cleanup(mr.Dereg)
 		return 0, mr.RKey(), func() { b.Post(mr.InvalidateWR()) }
 	},
 	"SEND with invalidate": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
-		mr := fast(b, buffer)
+		mr := registered(b, buffer)
 		b.Cleanup(mr.Dereg)
 		b.PostRecv(1, 0, 64)
 		return 0, mr.RKey(), func() {
@@ -175,19 +175,19 @@ var endings = map[string]func(b *puppet.End, invalidate func(key uint32), buffer
 		return 0, w.RKey(), func() { b.Require(w.Dealloc()) }
 	},
 	"another binding": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
-		mr, w := bindable(b, buffer), window(b, verbs.MWType1)
+		mr, w := bindable(b, buffer), newWindow(b, verbs.MWType1)
 		bind(b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
 		return 0, w.RKey(), func() { b.Require(b.QP.BindMW(w, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})) }
 	},
 	"local invalidate of a window": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
-		mr, w := bindable(b, buffer), window(b, verbs.MWType2)
+		mr, w := bindable(b, buffer), newWindow(b, verbs.MWType2)
 		bind(b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
 		return 0, w.RKey(), func() { b.Post(verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: w.RKey()}) }
 	},
 }
 
-// fast is buffer as a fast registration of b with address 0.
-func fast(b *puppet.End, buffer []byte) *verbs.MR {
+// registered is buffer as a fast registration of b with address 0.
+func registered(b *puppet.End, buffer []byte) *verbs.MR {
 	mr, err := b.PD.AllocMR(len(buffer))
 	b.Require(err)
 	b.Require(mr.Map(buffer, 0))

@@ -37,7 +37,7 @@ func TestCase_C6(t *testing.T) {
 					}, patience, tick)
 					want := make([]byte, length)
 					for i := range want {
-						want[i] = byte(i)*3 + round
+						want[i] = byte(i)*3 + byte(i>>8) + round
 					}
 					first, second := length/3, length/2
 					copy(a.mr.Bytes()[2*most:], want[:first])

@@ -32,14 +32,18 @@ func descriptors(t *testing.T) (open int) {
 // TestDestroyInAnyOrder: several goroutines destroy everything that there is, in whatever order, while others post, poll and wait
 // and packets arrive. What is needed says so; sooner or later all of it is gone.
 func TestDestroyInAnyOrder(t *testing.T) {
+	refused := map[string]int{}
 	t.Run("memory", func(t *testing.T) {
 		for round := range 60 {
 			network := mem.NewNetwork(mem.Options{Seed: uint64(round)})
-			destroyInAnyOrder(t, uint64(round), func() (*verbs.Device, error) {
+			destroyInAnyOrder(t, uint64(round), refused, func() (*verbs.Device, error) {
 				l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
 				require.NoError(t, err)
 				return verbs.NewDevice(l, verbs.EngineOptions{})
 			})
+		}
+		for _, what := range []string{"device", "PD", "CQ"} {
+			require.NotZero(t, refused[what], "%s was never in use", what)
 		}
 	})
 	t.Run("veth", func(t *testing.T) {
@@ -50,7 +54,7 @@ func TestDestroyInAnyOrder(t *testing.T) {
 		before := 0
 		for round := range 8 {
 			ends := []*netlab.End{&pair.A, &pair.B}
-			destroyInAnyOrder(t, uint64(round), func() (*verbs.Device, error) {
+			destroyInAnyOrder(t, uint64(round), refused, func() (*verbs.Device, error) {
 				e := ends[0]
 				ends = ends[1:]
 				return verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
@@ -69,7 +73,8 @@ type destroyer struct {
 	destroy func() error
 }
 
-func destroyInAnyOrder(t *testing.T, seed uint64, open func() (*verbs.Device, error)) {
+// destroyInAnyOrder plays one round, and counts in refused what was in use.
+func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open func() (*verbs.Device, error)) {
 	const queuePairs = 3
 	const part = 4096 // of each buffer: what is sent, what the peer writes and reads, what READs bring
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -194,6 +199,9 @@ func destroyInAnyOrder(t *testing.T, seed uint64, open func() (*verbs.Device, er
 					mu.Unlock()
 				case errors.Is(err, verbs.ErrInUse) && strings.ContainsAny(err.Error(), "123456789"): // it says by how many
 					order = append(order, next)
+					mu.Lock()
+					refused[things[next].what]++
+					mu.Unlock()
 				case !errors.Is(err, verbs.ErrClosed):
 					t.Errorf("destroy %s: %v", things[next].what, err)
 				}

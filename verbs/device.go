@@ -97,6 +97,7 @@ type PortAttr struct {
 	MaxMTU      MTU // what the device's buffers have room for
 	ActiveMTU   MTU // what the network device carries now
 	NetdevMTU   int // of the network device, bytes without the Ethernet header
+	LinkSpeed   int // Mbit/s as the driver tells it, 0 if it does not
 	GIDTableLen int // slots without an address included
 	MaxMsgSize  uint32
 }
@@ -119,7 +120,7 @@ func (d *Device) QueryPort() (PortAttr, error) {
 		return PortAttr{}, err
 	}
 	return PortAttr{
-		State: state, MaxMTU: d.driver.MaxMTU(), ActiveMTU: active, NetdevMTU: netdev,
+		State: state, LinkSpeed: d.driver.Link().Speed(), MaxMTU: d.driver.MaxMTU(), ActiveMTU: active, NetdevMTU: netdev,
 		GIDTableLen: len(gids), MaxMsgSize: MaxMsgSize,
 	}, nil
 }

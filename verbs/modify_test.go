@@ -83,3 +83,53 @@ func TestPSNOfEveryLife(t *testing.T) {
 	}
 	require.Len(t, seen, 3)
 }
+
+// TestQuery: everything that was set can be asked for.
+func TestQuery(t *testing.T) {
+	a, b := memDevices(t, mem.Options{}, mem.DeviceOptions{})
+	ea, eb := newEnd(t, a, make([]byte, 64), verbs.QPCap{}), newEnd(t, b, make([]byte, 64), verbs.QPCap{})
+	init := verbs.QPInitAttr{
+		SendCQ: ea.sends, RecvCQ: ea.recvs, QPType: verbs.QPTRC, SQSigAll: true,
+		Cap: verbs.QPCap{MaxSendWR: 3, MaxRecvWR: 4, MaxSendSGE: 5, MaxRecvSGE: 6, MaxInline: 7},
+	}
+	q := newQP(t, ea.pd, init)
+	require.Equal(t, init, q.InitAttr())
+	gid, err := b.QueryGID(0)
+	require.NoError(t, err)
+	require.Equal(t, verbs.QPAttr{}, q.QueryQP())
+	want := verbs.QPAttr{
+		State: verbs.StateInit, CurState: verbs.StateInit, PortNum: 1,
+		AccessFlags: verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal,
+	}
+	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.Equal(t, want, q.QueryQP())
+
+	want.State, want.CurState = verbs.StateRTR, verbs.StateRTR
+	want.AH = verbs.AHAttr{DGID: gid, SGIDIndex: 0, TrafficClass: 0x68, FlowLabel: 0x12345}
+	want.PathMTU, want.DestQPN, want.RQPSN, want.MaxDestRDAtomic, want.MinRNRTimer = verbs.MTU512, eb.qp.QPN(), 0xABCDEF, 9, 31
+	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|
+		verbs.QPMaxDestRDAtomic|verbs.QPMinRNRTimer))
+	require.Equal(t, want, q.QueryQP())
+
+	want.State, want.CurState = verbs.StateRTS, verbs.StateRTS
+	want.SQPSN, want.Timeout, want.RetryCnt, want.RNRRetry, want.MaxRDAtomic = 0x123456, 31, 6, 5, 128
+	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPSQPSN|verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|
+		verbs.QPMaxQPRDAtomic))
+	require.Equal(t, want, q.QueryQP())
+
+	want.AccessFlags, want.MinRNRTimer = verbs.AccessRemoteRead, 1
+	require.NoError(t, q.ModifyQP(want, verbs.QPAccessFlags|verbs.QPMinRNRTimer))
+	require.Equal(t, want, q.QueryQP())
+
+	want.State, want.CurState, want.EnSQDAsyncNotify = verbs.StateSQD, verbs.StateSQD, true
+	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPEnSQDNotify))
+	require.Equal(t, want, q.QueryQP())
+	want.Timeout, want.RetryCnt, want.RNRRetry, want.MaxRDAtomic, want.MaxDestRDAtomic, want.AH.TrafficClass = 1, 2, 3, 4, 5, 6
+	require.NoError(t, q.ModifyQP(want, verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic|
+		verbs.QPMaxDestRDAtomic|verbs.QPAV))
+	require.Equal(t, want, q.QueryQP())
+	event, found := a.PollAsyncEvent()
+	require.True(t, found)
+	require.Equal(t, verbs.EventSQDrained, event.Type)
+	require.Same(t, q, event.QP)
+}

@@ -62,6 +62,7 @@ type QPAttr struct {
 type QP struct {
 	pd     *PD
 	driver *driver.QP
+	init   QPInitAttr // what it was made of
 
 	psn atomic.Uint32 // the first one that Connect sends
 }
@@ -96,7 +97,8 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		p.leave()
 		return nil, err
 	}
-	qp := &QP{pd: p, driver: q}
+	a.QPType = q.Config().Type
+	qp := &QP{pd: p, driver: q, init: a}
 	qp.drawPSN()
 	q.SetOwner(qp)
 	return qp, nil
@@ -124,6 +126,16 @@ func (q *QP) State() QPState {
 		return StateReset
 	}
 	return q.driver.State()
+}
+
+// InitAttr returns what the queue pair was made of, with the capacities and the type that it got.
+func (q *QP) InitAttr() QPInitAttr {
+	if q.check() != nil {
+		return QPInitAttr{}
+	}
+	a := q.init
+	a.Cap = q.Cap()
+	return a
 }
 
 // Cap returns the capacities.

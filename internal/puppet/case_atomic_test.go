@@ -162,7 +162,7 @@ func effects() map[verbs.WROpcode]func(t *testing.T, c *couple) (wr verbs.SendWR
 		}
 	}
 	list := make(map[verbs.WROpcode]func(*testing.T, *couple) (verbs.SendWR, func()))
-	for _, operation := range answered {
+	for _, operation := range withResponse {
 		list[operation] = plain(operation)
 	}
 	list[verbs.WRAtomicWrite] = func(t *testing.T, c *couple) (verbs.SendWR, func()) {

@@ -133,10 +133,12 @@ func TestCreditsRelease(t *testing.T) {
 			require.Equal(t, 10, started(t, stage, p, 42))
 		}
 		grant(p, 51, 0, 2)
+		stage.Pass(time.Millisecond)
 		require.Equal(t, 20, postSends(t, stage, end, p, 20, 52))
 	}
 	stage, end, p := limited(t, 0x1F, 1) // from the start
 	grant(p, 40, 0, 1)
+	stage.Pass(time.Millisecond)
 	require.Equal(t, 20, postSends(t, stage, end, p, 20, 41))
 }
 
@@ -179,6 +181,16 @@ func TestCreditsLate(t *testing.T) {
 	grant(p, 43, 0, 4)
 	p.NAK(45, roce.SyndromeNAKSequence)
 	require.Equal(t, 3, started(t, stage, p, 45), "what was sent once is sent again")
+}
+
+// TestCreditsNeverLower: a smaller grant that comes later does not take the larger one back.
+func TestCreditsNeverLower(t *testing.T) {
+	stage, end, p := limited(t, 5, 1) // limit 7
+	for _, msn := range []uint32{1, 0, 7, 0xFFFFFF} {
+		grant(p, 40, 0, msn)
+	}
+	stage.Pass(time.Millisecond)
+	require.Equal(t, 7, postSends(t, stage, end, p, 10, 41)) // messages 2 to 8
 }
 
 // TestCreditsProbe: the message beyond the limit finds out whether there is a receive by now. If not, it is refused, and sent

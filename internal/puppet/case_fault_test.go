@@ -302,68 +302,87 @@ func align(_ *couple, wr *verbs.SendWR) { wr.RemoteAddr &^= 7 }
 
 func TestFaultTable(t *testing.T) {
 	for _, f := range faults() {
-		t.Run(f.name, func(t *testing.T) {
-			stage := puppet.NewStage(t, mem.Options{})
-			c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{}), b: stage.NewEnd(puppet.EndOptions{})}
-			first := true
-			stage.Connect(c.a, c.b, func(a *verbs.QPAttr) {
-				a.RNRRetry, a.RetryCnt = 1, 1
-				if f.adjust != nil {
-					f.adjust(a)
-				}
-				if f.own != nil && !first {
-					f.own(a)
-				}
-				first = false
-			})
-			c.wire = stage.Watch()
-			if !f.bare {
-				c.b.PostRecv(1, 4096, 64)
-				c.b.PostRecv(2, 8192, 64)
-			}
-			image := bytes.Clone(c.b.MR.Bytes())
-			wrs := f.post(c)
-			if f.bare && f.recv != success {
-				c.b.PostRecv(2, 8192, 64)
-			}
-			c.a.Post(wrs...)
-			wc := c.a.ExpectSend(1, f.sent)
-			if f.answer > roce.SyndromeNAKSequence || f.answer.IsRNR() {
-				require.Equal(t, f.answer, wc.Syndrome)
-			}
-			for _, wr := range wrs[1:] {
-				status := flushed
-				if f.sent == success {
-					status = success
-				}
-				c.a.ExpectSend(wr.WRID, status)
-			}
-			c.stage.Pass(time.Second)
-			packets := c.wire.From(c.b)
-			if f.silent {
-				require.Empty(t, packets)
-			} else {
-				last := packets[len(packets)-1]
-				require.Equal(t, f.answer, last.AETH.Syndrome)
-				require.Equal(t, f.psn, last.PSN)
-				if !f.answer.IsAck() {
-					require.Equal(t, roce.RCAcknowledge, last.Opcode)
-				}
-			}
-			if f.sent != success {
-				require.Equal(t, verbs.StateError, c.a.QP.State())
-			}
-			if f.good {
-				require.Equal(t, verbs.StateRTS, c.b.QP.State())
-				return
-			}
-			require.Equal(t, verbs.StateError, c.b.QP.State())
-			recvs := c.b.Recvs(2)
-			require.Equal(t, []uint64{1, 2}, []uint64{recvs[0].WRID, recvs[1].WRID})
-			require.Equal(t, []verbs.WCStatus{f.recv, flushed}, []verbs.WCStatus{recvs[0].Status, recvs[1].Status})
-			copy(image[f.placed:], c.b.Bytes(f.placed, f.bytes))
-			require.True(t, bytes.Equal(image, c.b.MR.Bytes()), "memory was changed")
-			c.b.ExpectNoCompletion()
-		})
+		t.Run(f.name, f.run)
 	}
+}
+
+// TestCase_B4_EveryOperation: who asks for what it may not have learns so at once.
+func TestCase_B4_EveryOperation(t *testing.T) {
+	count := 0
+	for _, f := range faults() {
+		if f.answer == refused {
+			count++
+			t.Run(f.name, f.run)
+		}
+	}
+	require.Greater(t, count, 6*len(rightOf)-1)
+}
+
+func (f fault) run(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{})
+	c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{}), b: stage.NewEnd(puppet.EndOptions{})}
+	first := true
+	stage.Connect(c.a, c.b, func(a *verbs.QPAttr) {
+		a.RNRRetry, a.RetryCnt = 1, 1
+		if f.adjust != nil {
+			f.adjust(a)
+		}
+		if f.own != nil && !first {
+			f.own(a)
+		}
+		first = false
+	})
+	c.wire = stage.Watch()
+	if !f.bare {
+		c.b.PostRecv(1, 4096, 64)
+		c.b.PostRecv(2, 8192, 64)
+	}
+	image := bytes.Clone(c.b.MR.Bytes())
+	wrs := f.post(c)
+	if f.bare && f.recv != success {
+		c.b.PostRecv(2, 8192, 64)
+	}
+	start := stage.Now()
+	c.a.Post(wrs...)
+	wc := c.a.ExpectSend(1, f.sent)
+	if f.answer > roce.SyndromeNAKSequence || f.answer.IsRNR() {
+		require.Equal(t, f.answer, wc.Syndrome)
+	}
+	if f.answer > roce.SyndromeNAKSequence {
+		require.Zero(t, wc.Retries)
+		require.Less(t, stage.Now()-start, time.Millisecond)
+	}
+	for _, wr := range wrs[1:] {
+		status := flushed
+		if f.sent == success {
+			status = success
+		}
+		c.a.ExpectSend(wr.WRID, status)
+	}
+	c.stage.Pass(time.Second)
+	packets := c.wire.From(c.b)
+	if f.silent {
+		require.Empty(t, packets)
+	} else {
+		last := packets[len(packets)-1]
+		require.Equal(t, f.answer, last.AETH.Syndrome)
+		require.Equal(t, f.psn, last.PSN)
+		if !f.answer.IsAck() {
+			require.Equal(t, roce.RCAcknowledge, last.Opcode)
+		}
+	}
+	if f.sent != success {
+		require.Equal(t, verbs.StateError, c.a.QP.State())
+	}
+	if f.good {
+		require.Equal(t, verbs.StateRTS, c.b.QP.State())
+		return
+	}
+	require.Equal(t, verbs.StateError, c.b.QP.State())
+	recvs := c.b.Recvs(2)
+	require.Equal(t, []uint64{1, 2}, []uint64{recvs[0].WRID, recvs[1].WRID})
+	require.Equal(t, []verbs.WCStatus{f.recv, flushed}, []verbs.WCStatus{recvs[0].Status, recvs[1].Status})
+	copy(image[f.placed:], c.b.Bytes(f.placed, f.bytes))
+	require.True(t, bytes.Equal(image, c.b.MR.Bytes()), "memory was changed")
+	c.b.ExpectNoCompletion()
 }

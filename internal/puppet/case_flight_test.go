@@ -196,6 +196,17 @@ func TestCase_B17_ReadRestart(t *testing.T) {
 	require.Equal(t, bytes.Join([][]byte{piece(1), piece(2), piece(3), piece(4)}, nil), end.Bytes(0, 4096))
 }
 
+// TestCase_B17_Refused: the completion of a request that is refused behind the wrap names the right PSN.
+func TestCase_B17_Refused(t *testing.T) {
+	_, end, p := sender(t, func(a *verbs.QPAttr) { a.SQPSN = 0xFFFFFF })
+	end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRAtomicFetchAdd, 0, 8))
+	p.ExpectPacket(roce.RCSendOnly, 0xFFFFFF)
+	p.ExpectPacket(roce.RCFetchAdd, 0)
+	p.NAK(0, roce.SyndromeNAKRemoteAccess)
+	end.ExpectSend(1, verbs.WCSuccess)
+	require.Equal(t, roce.PSN(0), end.ExpectSend(2, verbs.WCRemAccessErr).PSN)
+}
+
 // TestCase_B17_Atomics: atomics over the wrap, with requests and answers lost around it, are each executed once.
 func TestCase_B17_Atomics(t *testing.T) {
 	const count = 10

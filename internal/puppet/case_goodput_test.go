@@ -172,16 +172,27 @@ func TestCase_B19(t *testing.T) {
 					messages = 1000
 				}
 				random := rand.New(rand.NewPCG(19, 19))
-				lost := map[roce.QPN]int{} // of a burst, by the QPN that the packets are for
-				stage := puppet.NewStage(t, mem.Options{Latency: 10 * time.Microsecond, Intercept: func(_ []byte, p *roce.Packet) mem.Verdict {
+				type burst struct {
+					left int
+					end  time.Duration
+				}
+				bursts := map[roce.QPN]*burst{} // by the QPN that the packets are for
+				var stage *puppet.Stage
+				stage = puppet.NewStage(t, mem.Options{Latency: 10 * time.Microsecond, Intercept: func(_ []byte, p *roce.Packet) mem.Verdict {
 					if p == nil {
 						return mem.Verdict{}
 					}
-					if lost[p.DestinationQPN] == 0 && random.Float64() < l.odds {
-						lost[p.DestinationQPN] = l.burst
+					b := bursts[p.DestinationQPN]
+					if b == nil {
+						b = new(burst)
+						bursts[p.DestinationQPN] = b
 					}
-					if lost[p.DestinationQPN] > 0 {
-						lost[p.DestinationQPN]--
+					now := stage.Now()
+					if (b.left == 0 || now > b.end) && random.Float64() < l.odds {
+						*b = burst{l.burst, now + 100*time.Microsecond}
+					}
+					if b.left > 0 && now <= b.end {
+						b.left--
 						return mem.Verdict{Drop: true}
 					}
 					return mem.Verdict{}

@@ -2,6 +2,7 @@ package puppet_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +25,7 @@ func sendInvalidate(psn roce.PSN, payload string, key uint32) puppet.Packet {
 // in either case, and the sender is told that all is well.
 func TestSendWithInvalidate(t *testing.T) {
 	bound := func(end *puppet.End, kind verbs.MWType) *verbs.MW {
-		w := window(end, kind)
+		w := newWindow(end, kind)
 		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr(), Length: 4096, Access: windowRights})
 		return w
 	}
@@ -40,28 +41,30 @@ func TestSendWithInvalidate(t *testing.T) {
 		"key 0":             {func(*puppet.Stage, *puppet.End) uint32 { return 0 }, false},
 		"plain region":      {func(_ *puppet.Stage, end *puppet.End) uint32 { return end.MR.RKey() }, false},
 		"type 1 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType1).RKey() }, false},
-		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return window(end, verbs.MWType2).RKey() }, false},
+		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return newWindow(end, verbs.MWType2).RKey() }, false},
 		"free region": {func(_ *puppet.Stage, end *puppet.End) uint32 {
 			mr, err := end.PD.AllocMR(64)
 			end.Require(err)
 			end.Cleanup(mr.Dereg)
 			return mr.RKey()
 		}, false},
-		"another domain's": {func(_ *puppet.Stage, end *puppet.End) uint32 {
+		"another domain's": {func(stage *puppet.Stage, end *puppet.End) uint32 {
 			pd, err := end.Device.AllocPD()
 			end.Require(err)
 			end.Cleanup(pd.Dealloc)
-			mr, err := pd.AllocMR(64)
-			end.Require(err)
-			end.Cleanup(mr.Dereg)
-			return mr.RKey()
+			mine, qp := end.PD, end.QP
+			defer func() { end.PD, end.QP = mine, qp }()
+			end.PD = pd
+			end.QP = end.NewQP(verbs.QPCap{})
+			stage.NewPuppet().Connect(end)
+			return fastRegion(end, 64).RKey()
 		}, false},
 		"another queue pair's window": {func(stage *puppet.Stage, end *puppet.End) uint32 {
 			mine := end.QP
 			defer func() { end.QP = mine }()
 			end.QP = end.NewQP(verbs.QPCap{})
 			stage.NewPuppet().Connect(end)
-			w := window(end, verbs.MWType2)
+			w := newWindow(end, verbs.MWType2)
 			wr := verbs.MWBind{Flags: verbs.SendSignaled, MR: end.MR, Addr: end.MR.Addr(), Length: 64, Access: windowRights}
 			end.Require(end.QP.BindMW(w, wr))
 			require.Equal(t, success, end.Sends(1)[0].Status)
@@ -76,7 +79,7 @@ func TestSendWithInvalidate(t *testing.T) {
 			wr.WRID, wr.Flags = 9, verbs.SendSignaled
 			end.Post(wr)
 			end.ExpectSend(9, verbs.WCSuccess)
-			bind(end, window(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
+			bind(end, newWindow(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
 			return mr.RKey()
 		}, false},
 	} {
@@ -134,72 +137,72 @@ func TestInvalidateItself(t *testing.T) {
 }
 
 // endings are the ways in which a key can go away while b answers; each returns what makes the key and what ends it.
-var endings = map[string]func(c *couple, buffer []byte) (va uint64, key uint32, end func()){
-	"Dereg": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr, err := c.b.PD.RegMR(buffer, verbs.AccessRemoteRead)
-		c.b.Require(err)
-		return mr.Addr(), mr.RKey(), func() { c.b.Require(mr.Dereg()) }
+var endings = map[string]func(b *puppet.End, invalidate func(key uint32), buffer []byte) (va uint64, key uint32, end func()){
+	"Dereg": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr, err := b.PD.RegMR(buffer, verbs.AccessRemoteRead)
+		b.Require(err)
+		return mr.Addr(), mr.RKey(), func() { b.Require(mr.Dereg()) }
 	},
-	"Rereg": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr, err := c.b.PD.RegMR(buffer, verbs.AccessRemoteRead)
-		c.b.Require(err)
-		c.b.Cleanup(mr.Dereg)
-		return mr.Addr(), mr.RKey(), func() { c.b.Require(mr.Rereg(verbs.MRChange{Access: new(verbs.AccessFlags)})) }
+	"Rereg": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr, err := b.PD.RegMR(buffer, verbs.AccessRemoteRead)
+		b.Require(err)
+		b.Cleanup(mr.Dereg)
+		return mr.Addr(), mr.RKey(), func() { b.Require(mr.Rereg(verbs.MRChange{Access: new(verbs.AccessFlags)})) }
 	},
-	"Dereg of a fast registration": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr := fast(c, buffer)
-		return 0, mr.RKey(), func() { c.b.Require(mr.Dereg()) }
+	"Dereg of a fast registration": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr := registered(b, buffer)
+		return 0, mr.RKey(), func() { b.Require(mr.Dereg()) }
 	},
-	"local invalidate": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr := fast(c, buffer)
-		c.b.Cleanup(mr.Dereg)
-		return 0, mr.RKey(), func() { c.b.Post(mr.InvalidateWR()) }
+	"local invalidate": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr := registered(b, buffer)
+		b.Cleanup(mr.Dereg)
+		return 0, mr.RKey(), func() { b.Post(mr.InvalidateWR()) }
 	},
-	"SEND with invalidate": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr := fast(c, buffer)
-		c.b.Cleanup(mr.Dereg)
-		c.b.PostRecv(1, 0, 64)
+	"SEND with invalidate": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr := registered(b, buffer)
+		b.Cleanup(mr.Dereg)
+		b.PostRecv(1, 0, 64)
 		return 0, mr.RKey(), func() {
-			c.a.Post(verbs.SendWR{WRID: 2, Opcode: verbs.WRSendWithInv, InvalidateRKey: mr.RKey()})
-			c.b.ExpectRecv(1, verbs.WCSuccess)
+			invalidate(mr.RKey())
+			b.ExpectRecv(1, verbs.WCSuccess)
 		}
 	},
-	"Dealloc of a window": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr := bindable(c, buffer)
-		w, err := c.b.PD.AllocMW(verbs.MWType2)
-		c.b.Require(err)
-		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
-		return 0, w.RKey(), func() { c.b.Require(w.Dealloc()) }
+	"Dealloc of a window": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr := bindable(b, buffer)
+		w, err := b.PD.AllocMW(verbs.MWType2)
+		b.Require(err)
+		bind(b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { b.Require(w.Dealloc()) }
 	},
-	"another binding": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr, w := bindable(c, buffer), window(c.b, verbs.MWType1)
-		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
-		return 0, w.RKey(), func() { c.b.Require(c.b.QP.BindMW(w, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})) }
+	"another binding": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr, w := bindable(b, buffer), newWindow(b, verbs.MWType1)
+		bind(b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { b.Require(b.QP.BindMW(w, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})) }
 	},
-	"local invalidate of a window": func(c *couple, buffer []byte) (uint64, uint32, func()) {
-		mr, w := bindable(c, buffer), window(c.b, verbs.MWType2)
-		bind(c.b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
-		return 0, w.RKey(), func() { c.b.Post(verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: w.RKey()}) }
+	"local invalidate of a window": func(b *puppet.End, invalidate func(uint32), buffer []byte) (uint64, uint32, func()) {
+		mr, w := bindable(b, buffer), newWindow(b, verbs.MWType2)
+		bind(b, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: uint64(len(buffer)), Access: windowRights})
+		return 0, w.RKey(), func() { b.Post(verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: w.RKey()}) }
 	},
 }
 
-// fast is buffer as a fast registration of b with address 0.
-func fast(c *couple, buffer []byte) *verbs.MR {
-	mr, err := c.b.PD.AllocMR(len(buffer))
-	c.b.Require(err)
-	c.b.Require(mr.Map(buffer, 0))
+// registered is buffer as a fast registration of b with address 0.
+func registered(b *puppet.End, buffer []byte) *verbs.MR {
+	mr, err := b.PD.AllocMR(len(buffer))
+	b.Require(err)
+	b.Require(mr.Map(buffer, 0))
 	wr := mr.RegWR(verbs.AccessRemoteRead)
 	wr.WRID, wr.Flags = 1000, verbs.SendSignaled
-	c.b.Post(wr)
-	c.b.ExpectSend(1000, verbs.WCSuccess)
+	b.Post(wr)
+	b.ExpectSend(1000, verbs.WCSuccess)
 	return mr
 }
 
 // bindable registers buffer with address 0 for windows. Make it before the window, which must be gone first in the end.
-func bindable(c *couple, buffer []byte) *verbs.MR {
-	mr, err := c.b.PD.RegMRIova(buffer, 0, verbs.AccessMWBind|verbs.AccessLocalWrite)
-	c.b.Require(err)
-	c.b.Cleanup(mr.Dereg)
+func bindable(b *puppet.End, buffer []byte) *verbs.MR {
+	mr, err := b.PD.RegMRIova(buffer, 0, verbs.AccessMWBind|verbs.AccessLocalWrite)
+	b.Require(err)
+	b.Cleanup(mr.Dereg)
 	return mr
 }
 
@@ -209,40 +212,73 @@ func TestCase_B12_EveryWay(t *testing.T) {
 	const size = 1 << 20
 	for name, ending := range endings {
 		t.Run(name, func(t *testing.T) {
-			stage := puppet.NewStage(t, mem.Options{})
-			c := &couple{stage: stage, a: stage.NewEnd(puppet.EndOptions{Memory: size}), b: stage.NewEnd(puppet.EndOptions{})}
-			stage.Connect(c.a, c.b)
+			stage, b, p := sender(t)
 			buffer := bytes.Repeat([]byte{0xEE}, size)
-			va, key, end := ending(c, buffer)
-			clear(c.a.MR.Bytes())
-			c.wire = stage.Watch()
-			seen := 0
-			reading := func(s *puppet.Sent) bool {
-				if s.Length > 0 {
-					seen++
+			va, key, end := ending(b, func(key uint32) { p.Send(sendInvalidate(100+size/1024, "", key)) }, buffer)
+			wire := stage.Watch()
+			// The whole answer takes no virtual time. What the program does happens while it leaves; what comes as a request is
+			// executed between its packets.
+			program := strings.HasPrefix(name, "Dereg") || name == "Rereg" || name == "Dealloc of a window"
+			wire.Drop = func(s *puppet.Sent) bool {
+				if program && s.PSN == 200 && s.Length > 0 {
+					end()
 				}
 				return false
 			}
-			c.wire.Drop = reading
-			wr := c.a.Request(1, verbs.WRRDMARead, 0, size)
+			p.Send(reach(roce.RCReadRequest, 100, key, va, size))
+			if !program {
+				end()
+			}
+			psn := roce.PSN(100)
+			for ; ; psn++ {
+				a := p.Expect()
+				require.Equal(t, psn, a.PSN, "%v", a)
+				if a.Opcode == roce.RCAcknowledge {
+					require.Equal(t, refused, a.AETH().Syndrome())
+					break
+				}
+				require.NotEqual(t, roce.RCReadResponseLast, a.Opcode)
+				a.Carries(buffer[:1024])
+			}
+			require.Equal(t, program, psn > 200)
+			require.Less(t, int(psn), 100+size/1024)
+			require.Equal(t, verbs.StateError, b.QP.State())
+			p.ExpectNothing(time.Second)
+		})
+	}
+}
+
+// TestCase_B12_Requester: the same from the other end, which has the good part of the data and an error.
+func TestCase_B12_Requester(t *testing.T) {
+	const size = 1 << 20
+	for name, ending := range endings {
+		t.Run(name, func(t *testing.T) {
+			stage := puppet.NewStage(t, mem.Options{})
+			a, b := stage.NewEnd(puppet.EndOptions{Memory: size}), stage.NewEnd(puppet.EndOptions{})
+			stage.Connect(a, b)
+			buffer := bytes.Repeat([]byte{0xEE}, size)
+			va, key, end := ending(b, func(key uint32) {
+				a.Post(verbs.SendWR{WRID: 2, Opcode: verbs.WRSendWithInv, InvalidateRKey: key})
+			}, buffer)
+			clear(a.MR.Bytes())
+			wire := stage.Watch()
+			wr := a.Request(1, verbs.WRRDMARead, 0, size)
 			wr.RemoteAddr, wr.RKey = va, key
-			c.a.Post(wr)
-			require.True(t, stage.Run(time.Second, func() bool { return seen >= 100 }))
-			require.Less(t, seen, 1000, "still reading")
+			a.Post(wr)
+			require.True(t, stage.Run(time.Second, func() bool { return len(wire.From(b)) >= 100 }))
 			end()
-			wc := c.a.ExpectSend(1, verbs.WCRemAccessErr)
+			wc := a.ExpectSend(1, verbs.WCRemAccessErr)
 			require.Zero(t, wc.Retries)
-			packets := c.wire.From(c.b)
+			packets := wire.From(b)
 			nak, before := packets[len(packets)-1], packets[len(packets)-2]
-			require.Equal(t, roce.RCAcknowledge, nak.Opcode)
 			require.Equal(t, refused, nak.AETH.Syndrome)
 			require.Equal(t, before.PSN+1, nak.PSN)
 			require.Equal(t, wc.PSN, nak.PSN)
-			require.Equal(t, verbs.StateError, c.b.QP.State())
+			require.Equal(t, verbs.StateError, b.QP.State())
 			got := int(nak.PSN-puppet.FirstPSNOfQP) * 1024
 			require.Less(t, got, size)
-			require.True(t, bytes.Equal(buffer[:got], c.a.Bytes(0, got)))
-			require.True(t, bytes.Equal(make([]byte, size-got), c.a.Bytes(got, size-got)))
+			require.True(t, bytes.Equal(buffer[:got], a.Bytes(0, got)))
+			require.True(t, bytes.Equal(make([]byte, size-got), a.Bytes(got, size-got)))
 		})
 	}
 }

@@ -218,11 +218,12 @@ func TestBindOnce(t *testing.T) {
 func TestManyLocal(t *testing.T) {
 	stage, end, p := sender(t)
 	open := fast(end, 0)
+	var wrs []verbs.SendWR
 	for i := range uint64(60) {
 		open.WRID = 2 * i
-		end.Post(open, invalidate(end, 2*i+1, open.RKey))
+		wrs = append(wrs, open, invalidate(end, 2*i+1, open.RKey))
 	}
-	end.Post(end.Request(120, verbs.WRSend, 0, 4))
+	end.Post(append(wrs, end.Request(120, verbs.WRSend, 0, 4))...)
 	before := stage.Now()
 	p.ExpectPacket(roce.RCSendOnly, 40)
 	require.Equal(t, latency, stage.Now()-before)

@@ -19,8 +19,8 @@ const windowRights = puppet.PeerAccess
 
 var kinds = []verbs.MWType{verbs.MWType1, verbs.MWType2}
 
-// window makes a window of an end.
-func window(end *puppet.End, kind verbs.MWType) *verbs.MW {
+// newWindow makes a window of an end.
+func newWindow(end *puppet.End, kind verbs.MWType) *verbs.MW {
 	w, err := end.PD.AllocMW(kind)
 	end.Require(err)
 	end.Cleanup(w.Dealloc)
@@ -85,7 +85,7 @@ func TestCase_C1_Words(t *testing.T) {
 		buffer := make([]byte, size)
 		region, err := end.PD.RegMRIova(buffer, base, puppet.AllAccess)
 		require.NoError(t, err)
-		w := window(end, verbs.MWType1)
+		w := newWindow(end, verbs.MWType1)
 		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: region, Addr: base, Length: size, Access: windowRights})
 		for opcode := range reaching {
 			for what, key := range map[string]uint32{"region": region.RKey(), "window": w.RKey()} {
@@ -118,7 +118,7 @@ func TestCase_C2_Keys(t *testing.T) {
 	p := stage.NewPuppet()
 	p.Connect(end)
 	r := &tries{t: t, end: end, p: p}
-	w := window(end, verbs.MWType2)
+	w := newWindow(end, verbs.MWType2)
 	for _, key := range []uint32{0, 1<<32 - 1, w.RKey(), end.MR.RKey() ^ 1} {
 		require.Equal(t, ack, r.try(roce.RCWriteOnly, key, 1<<64-1, 0))
 		require.Equal(t, ack, r.try(roce.RCReadRequest, key, 1<<64-1, 0))
@@ -146,7 +146,7 @@ func TestWindowRange(t *testing.T) {
 				for _, opcode := range []roce.Opcode{roce.RCWriteOnly, roce.RCReadRequest, roce.RCFlush} {
 					t.Run(fmt.Sprintf("type %d zero-based %v %v %+v", kind, zeroBased, opcode, c), func(t *testing.T) {
 						_, end, p := sender(t)
-						w := window(end, kind)
+						w := newWindow(end, kind)
 						b := verbs.MWBind{MR: end.MR, Addr: end.MR.Addr() + 1000, Length: 100, Access: windowRights}
 						base := b.Addr
 						if zeroBased {
@@ -193,7 +193,7 @@ func TestWindowRights(t *testing.T) {
 					mr, err := end.PD.RegMRIova(make([]byte, 64), 0, verbs.AccessLocalWrite|verbs.AccessMWBind|c.region)
 					require.NoError(t, err)
 					end.Cleanup(mr.Dereg)
-					w := window(end, kind)
+					w := newWindow(end, kind)
 					bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 64, Access: c.window})
 					p.Send(reach(opcode, 100, w.RKey(), 8, 8))
 					require.Equal(t, c.want, p.Expect().AETH().Syndrome())
@@ -206,7 +206,7 @@ func TestWindowRights(t *testing.T) {
 			mr, err := end.PD.RegMRIova(make([]byte, 64), 0, verbs.AccessMWBind|verbs.AccessRemoteRead)
 			require.NoError(t, err)
 			end.Cleanup(mr.Dereg)
-			w := window(end, kind)
+			w := newWindow(end, kind)
 			bind(end, w, verbs.WCMWBindErr, verbs.MWBind{MR: mr, Length: 64, Access: right})
 			r := &tries{t: t, end: end, p: p}
 			require.Equal(t, refused, r.try(roce.RCWriteOnly, w.RKey(), 8, 8))
@@ -221,7 +221,7 @@ func TestWindowRebound(t *testing.T) {
 	p := stage.NewPuppet()
 	p.Connect(end)
 	r := &tries{t: t, end: end, p: p}
-	w := window(end, verbs.MWType1)
+	w := newWindow(end, verbs.MWType1)
 	var keys []uint32
 	for round := range 4 {
 		base := end.MR.Addr() + uint64(1000*round)
@@ -249,7 +249,7 @@ func TestWindowOwner(t *testing.T) {
 	for _, kind := range kinds {
 		for opcode := range reaching {
 			_, end, p := sender(t)
-			w := window(end, kind)
+			w := newWindow(end, kind)
 			bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr() + 7, Length: 800, Access: windowRights})
 			base := end.MR.Addr() + word
 			p.Send(reach(opcode, 100, w.RKey(), base, 8))

@@ -16,7 +16,7 @@ import (
 // that do nothing. Both ends run in one goroutine and in virtual time, so it is the engine's own time. Runs alternate, and
 // the fastest of each kind counts: what the machine does beside is of no interest.
 func TestIdleQPsCostNothing(t *testing.T) {
-	const idle, runs, messages = 1000, 20, 2000
+	const idle, runs, messages = 1000, 200, 320
 	alone, crowded := busyQP(t, 0), busyQP(t, idle)
 	best := [2]time.Duration{math.MaxInt64, math.MaxInt64}
 	for range runs {

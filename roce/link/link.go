@@ -117,6 +117,8 @@ type Device interface {
 	HardwareAddr() roce.MAC
 	// MTU is the network device's present MTU in bytes, without the Ethernet header.
 	MTU() (int, error)
+	// Speed is the speed of the link in Mbit/s as the driver tells it; 0 if it is not known.
+	Speed() int
 	// MaximumFrame is the longest frame in bytes, Ethernet header included, that fits into the buffers of the
 	// queues, whatever the MTU of the network device is.
 	MaximumFrame() int

@@ -109,6 +109,9 @@ func (d *Device) Resolve(_ context.Context, source, destination netip.Addr) (lin
 	return link.Neighbour{}, fmt.Errorf("%w: %v, from %v on %s", link.ErrNoNeighbour, destination, source, d.options.Name)
 }
 
+// Speed implements link.Device: memory has none.
+func (d *Device) Speed() int { return 0 }
+
 // Network implements link.Device: devices reach each other over the network in memory, faults included.
 func (d *Device) Network() string { return "" }
 

@@ -106,7 +106,7 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	d.driver = driverName(d.netdev.name)
+	d.driver = d.netdev.driverName(d.netdev.name)
 	d.program, err = bpf.Load(bpf.Options{Queues: receive, MAC: macOf(attributes.HardwareAddr)})
 	if err != nil {
 		return err
@@ -259,6 +259,15 @@ func (d *Device) MTU() (int, error) {
 	return d.state.mtu, d.state.down
 }
 
+// Speed asks the driver for the speed of the link.
+func (d *Device) Speed() (megabits int) {
+	_ = d.netdev.do(func(*netlink.Handle) error {
+		megabits = speed(d.netdev.control, d.netdev.name)
+		return nil
+	})
+	return megabits
+}
+
 // MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, and
 // with Options.MultiBuffer 7680.
 func (d *Device) MaximumFrame() int { return d.options.maximumFrame() }
@@ -331,19 +340,4 @@ func (d *Device) Close() error {
 	}
 	d.netdev.close()
 	return errors.Join(failures...)
-}
-
-// driverName asks for the name of the driver (ethtool -i), in the namespace of the calling thread. It is empty
-// for a driver that does not tell.
-func driverName(device string) string {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	defer unix.Close(socket)
-	information, err := unix.IoctlGetEthtoolDrvinfo(socket, device)
-	if err != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(information.Driver[:])
 }

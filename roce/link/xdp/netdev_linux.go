@@ -26,10 +26,12 @@ type netlinkSockets struct {
 
 	handle *netlink.Handle
 	raw    map[int]*nl.SocketHandle // by protocol, for requests that Handle does not know
+
+	control int // for ethtool
 }
 
 func openNetlink() (*netlinkSockets, error) {
-	n := &netlinkSockets{raw: map[int]*nl.SocketHandle{}}
+	n := &netlinkSockets{raw: map[int]*nl.SocketHandle{}, control: -1}
 	var err error
 	if n.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
@@ -42,7 +44,22 @@ func openNetlink() (*netlinkSockets, error) {
 		}
 		n.raw[protocol] = &nl.SocketHandle{Socket: socket}
 	}
+	n.control, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		n.control = -1
+		n.close()
+		return nil, fmt.Errorf("open socket for ethtool: %w", err)
+	}
 	return n, nil
+}
+
+// driverName asks for the name of the driver (ethtool -i). It is empty for a driver that does not tell.
+func (n *netlinkSockets) driverName(device string) string {
+	information, err := unix.IoctlGetEthtoolDrvinfo(n.control, device)
+	if err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(information.Driver[:])
 }
 
 // do makes a request, unless the sockets are closed. A dump that the kernel says was interrupted by a change
@@ -82,6 +99,9 @@ func (n *netlinkSockets) close() {
 	n.handle.Close()
 	for _, socket := range n.raw {
 		socket.Close()
+	}
+	if n.control >= 0 {
+		_ = unix.Close(n.control)
 	}
 }
 

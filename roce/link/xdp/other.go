@@ -40,6 +40,7 @@ func (*Device) HardwareAddr() roce.MAC           { return roce.MAC{} }
 func (*Device) MTU() (int, error)                { return 0, notSupported() }
 func (*Device) MaximumFrame() int                { return 0 }
 func (*Device) Addresses() ([]netip.Addr, error) { return nil, notSupported() }
+func (*Device) Speed() int                       { return 0 }
 func (*Device) Network() string                  { return "" }
 func (*Device) Steer(link.Steering) error        { return notSupported() }
 func (*Device) Queues() []link.Queue             { return nil }

@@ -71,7 +71,7 @@ func probing(o ProbeOptions, f func(*netlinkSockets) error) error {
 
 func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, error) {
 	port := Port{
-		Name: a.Name, Index: a.Index, Driver: driverName(a.Name), HardwareAddr: macOf(a.HardwareAddr),
+		Name: a.Name, Index: a.Index, Driver: n.driverName(a.Name), HardwareAddr: macOf(a.HardwareAddr),
 		Running: isRunning(a), MTU: a.MTU, Obstacle: suitable(a), Missing: missingCapabilities(),
 	}
 	var err error

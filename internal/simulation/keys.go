@@ -149,7 +149,7 @@ func (f *flow) buildKeyRequest() *request {
 			f.c.flows[1-f.c.sideOf(f.from)].risk(k)
 			k.doomed = false
 			return f.buildClose(k)
-		case k.kind == plain || k.pending || !g.chance(12):
+		case k.kind == plain || k.pending || !g.chance(9):
 		case !k.open:
 			return f.buildOpen(k)
 		case k.uses == 0:
@@ -157,7 +157,7 @@ func (f *flow) buildKeyRequest() *request {
 		}
 	}
 	for _, k := range f.to.keys {
-		if k.use == useRemote && (k.kind == fast || k.kind == window2) && k.open && !k.pending && g.chance(6) {
+		if k.use == useRemote && (k.kind == fast || k.kind == window2) && k.open && !k.pending && g.chance(3) {
 			return f.buildInvalidate(k)
 		}
 	}

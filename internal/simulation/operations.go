@@ -168,7 +168,7 @@ func (f *flow) target(r *request, n int) (s *slot, offset int) {
 
 // aim gives the request the remote address of a place in a slot, by way of a key or of the whole memory.
 func (f *flow) aim(r *request, s *slot, offset int) {
-	if k := s.key; k != nil && k.open && (k.kind == plain || f.g.chance(2)) {
+	if k := s.key; k != nil && k.open && (k.kind == plain || f.g.random.IntN(4) > 0) {
 		k.uses++
 		r.key = k
 		r.wr.RemoteAddr, r.wr.RKey = k.address(s)+uint64(offset), k.rkey

@@ -105,10 +105,10 @@ func (g *Program) drawFaults(worst float64) mem.Faults {
 		return g.random.Float64() * worst
 	}
 	f := mem.Faults{
-		Drop: odds(), Duplicate: odds(), Reorder: odds(), Corrupt: odds(), Delay: odds() / 3, Burst: odds() / 20,
+		Drop: odds(), Duplicate: odds(), Reorder: odds(), Corrupt: odds(), Delay: odds() / 2, Burst: odds() / 20,
 		// The ACK timeouts are 1 to 34 ms, see connection.go. A burst is shorter than any of them: then it costs one
 		// resend at most.
-		LongestDelay: 40 * time.Millisecond, LongestBurst: 500 * time.Microsecond,
+		LongestDelay: []time.Duration{2, 10, 40}[g.random.IntN(3)] * time.Millisecond, LongestBurst: 500 * time.Microsecond,
 	}
 	if g.harsh {
 		f.LongestBurst = 300 * time.Millisecond

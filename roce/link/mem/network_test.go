@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,49 @@ func TestDeterminism(t *testing.T) {
 	first := conversation(t, 1)
 	require.Equal(t, first, conversation(t, 1))
 	require.NotEqual(t, first, conversation(t, 2))
+}
+
+// TestDelay: late frames arrive, each as late as it may be, and others go past them.
+func TestDelay(t *testing.T) {
+	const longest = time.Millisecond
+	n := mem.NewNetwork(mem.Options{Seed: 1, Manual: true, Faults: mem.Faults{Delay: 0.5, LongestDelay: longest}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	for i := range uint32(1000) {
+		transmit(t, a, 0, b, i)
+	}
+	n.AdvanceTo(n.Now() + time.Microsecond)
+	early := receive(b.Queues()[0])
+	require.InDelta(t, 500, len(early), 80)
+	require.EqualValues(t, 1000-len(early), n.Harmed())
+	require.IsIncreasing(t, early)
+	n.AdvanceTo(n.Now() + longest/2)
+	some := receive(b.Queues()[0])
+	require.InDelta(t, 250, len(some), 60)
+	n.AdvanceTo(n.Now() + longest/2)
+	all := slices.Concat(early, some, receive(b.Queues()[0]))
+	slices.Sort(all)
+	require.Len(t, slices.Compact(all), 1000)
+}
+
+// TestBurst: what is sent in a burst is lost, all of it.
+func TestBurst(t *testing.T) {
+	const longest = 100 * time.Microsecond
+	n := mem.NewNetwork(mem.Options{Seed: 1, Manual: true, Faults: mem.Faults{Burst: 0.001, LongestBurst: longest}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	var bursts, lost, last uint32
+	for i := range uint32(20_000) {
+		transmit(t, a, 0, b, i)
+		n.AdvanceTo(n.Now() + time.Microsecond)
+		for _, number := range receive(b.Queues()[0]) {
+			if gap := number - last; gap > 1 {
+				bursts, lost = bursts+1, lost+gap-1
+			}
+			last = number
+		}
+	}
+	require.InDelta(t, 20, bursts, 10)
+	require.InDelta(t, 50, lost/bursts, 25, "half of the longest, on average")
+	require.GreaterOrEqual(t, n.Harmed(), uint64(lost))
 }
 
 // TestFaultRates: faults are about as frequent as asked for.

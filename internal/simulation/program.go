@@ -112,6 +112,9 @@ func (g *Program) drawFaults(worst float64) mem.Faults {
 	}
 	if g.harsh {
 		f.LongestBurst = 300 * time.Millisecond
+	} else {
+		// Request and response may each be harmed three times before both get through: fewer than the seven resends.
+		f.Spare = 3
 	}
 	return f
 }

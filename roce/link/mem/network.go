@@ -26,6 +26,17 @@ type Faults struct {
 	// loses it and all that follow for up to LongestBurst. Both need a manual clock.
 	Delay, Burst               float64
 	LongestDelay, LongestBurst time.Duration
+
+	// Spare, if not 0, is how often the same packet may be lost, damaged or made late, however bad the network is: so a
+	// peer with more resends than that always gets it through. A packet is told by its QPN, opcode and PSN.
+	Spare int
+}
+
+// packetID tells a packet and its resends from others.
+type packetID struct {
+	qpn    roce.QPN
+	opcode roce.Opcode
+	psn    roce.PSN
 }
 
 // Verdict is what an intercept function decides about a frame.
@@ -58,18 +69,19 @@ type Options struct {
 type Network struct {
 	options Options
 
-	mu      sync.Mutex
-	random  *rand.Rand
-	now     time.Duration
-	devices map[roce.MAC]*Device
-	made    int // devices so far
-	flight  arrivals
-	order   uint64
-	held    arrival       // a reordered frame of a live network: it arrives behind the next one
-	dark    time.Duration // a burst loses every frame until then
-	harmed  uint64
-	pool    [][]byte
-	packet  roce.Packet
+	mu       sync.Mutex
+	random   *rand.Rand
+	now      time.Duration
+	devices  map[roce.MAC]*Device
+	made     int // devices so far
+	flight   arrivals
+	order    uint64
+	held     arrival       // a reordered frame of a live network: it arrives behind the next one
+	dark     time.Duration // a burst loses every frame until then
+	harmed   uint64
+	suffered map[packetID]int // how often each packet was harmed, if Faults.Spare needs it
+	pool     [][]byte
+	packet   roce.Packet
 }
 
 // NewNetwork makes a network.
@@ -163,7 +175,11 @@ func (n *Network) send(frame []byte, queue int) {
 	if n.options.Manual && n.chance(f.Burst) {
 		n.dark = n.now + time.Duration(n.random.Int64N(int64(f.LongestBurst)+1))
 	}
-	if v.Drop || n.now < n.dark || n.chance(f.Drop) {
+	drop, corrupt, delay := n.now < n.dark || n.chance(f.Drop), n.chance(f.Corrupt), n.options.Manual && n.chance(f.Delay)
+	if (drop || corrupt || delay) && n.spared(frame) {
+		drop, corrupt, delay = false, false, false
+	}
+	if v.Drop || drop {
 		n.harmed++
 		n.recycle(frame)
 		return
@@ -172,11 +188,11 @@ func (n *Network) send(frame []byte, queue int) {
 		twin := append(n.buffer()[:0], frame...)
 		n.schedule(twin, queue, v.Delay, false)
 	}
-	if n.chance(f.Corrupt) {
+	if corrupt {
 		n.harmed++
 		frame[n.random.IntN(len(frame))] ^= byte(1 + n.random.IntN(255))
 	}
-	if n.options.Manual && n.chance(f.Delay) {
+	if delay {
 		n.harmed++
 		v.Delay += time.Duration(n.random.Int64N(int64(f.LongestDelay) + 1))
 	}
@@ -185,6 +201,21 @@ func (n *Network) send(frame []byte, queue int) {
 		n.harmed++
 	}
 	n.schedule(frame, queue, v.Delay, late)
+}
+
+// spared says that a frame that is to be harmed has suffered enough, and counts it otherwise.
+func (n *Network) spared(frame []byte) bool {
+	limit := n.options.Faults.Spare
+	var p roce.Packet
+	if limit == 0 || p.Parse([][]byte{frame}) != roce.DropNone {
+		return false
+	}
+	if n.suffered == nil {
+		n.suffered = make(map[packetID]int)
+	}
+	id := packetID{p.DestinationQPN, p.Opcode, p.PSN}
+	n.suffered[id]++
+	return n.suffered[id] > limit
 }
 
 func (n *Network) chance(p float64) bool { return p > 0 && n.random.Float64() < p }

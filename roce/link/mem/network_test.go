@@ -386,3 +386,31 @@ func TestLive(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, total, devices*count-1, "one may be held back, to be late")
 }
+
+// TestSpare: a packet is harmed so often and not more; another one has a count of its own.
+func TestSpare(t *testing.T) {
+	n := mem.NewNetwork(mem.Options{Seed: 5, Faults: mem.Faults{Drop: 1, Spare: 3}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	template := roce.NewHeaderTemplate(roce.Path{SourceMAC: a.HardwareAddr(), DestinationMAC: b.HardwareAddr()})
+	arrives := func(opcode roce.Opcode, psn roce.PSN) bool {
+		q := a.Queues()[0]
+		start := template.Length()
+		frame := q.Buffer()[:start+roce.BTHLength+opcode.Info().HeaderLength+roce.ICRCLength]
+		clear(frame)
+		template.Put(frame)
+		roce.BTHFields{Opcode: opcode, PSN: psn, DestinationQPN: 5, PKey: 0xFFFF}.Put(frame[start:])
+		template.Seal(frame)
+		q.Commit(len(frame))
+		q.Publish()
+		require.NoError(t, q.Kick())
+		return len(receive(b.Queues()[0])) == 1
+	}
+	for _, psn := range []roce.PSN{7, 8} {
+		for _, opcode := range []roce.Opcode{roce.RCAcknowledge, roce.RCSendOnly} {
+			for try := range 6 {
+				require.Equal(t, try >= 3, arrives(opcode, psn), "%v, PSN %d, try %d", opcode, psn, try)
+			}
+		}
+	}
+	require.EqualValues(t, 12, n.Harmed())
+}

@@ -37,7 +37,7 @@ check-support:
 race:
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s -skip TestBackgroundStaysAway
-	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 100
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 1000
 
 lint:
 	$(GO) mod tidy -diff

@@ -246,7 +246,7 @@ func TestCase_D9(t *testing.T) {
 			da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 			one := verbs.QPCap{MaxSendWR: 1, MaxRecvWR: 1}
 			ends := [2]*end{newEnd(t, da, make([]byte, 64), one), newEnd(t, db, make([]byte, 64), one)}
-			connect(t, ends[0], ends[1], verbs.ConnectOptions{MinRNRTimer: 1})
+			connect(t, ends[0], ends[1], verbs.ConnectOptions{MinRNRTimer: 4, Timeout: 18})
 			var both sync.WaitGroup
 			for i, e := range ends {
 				both.Go(func() {

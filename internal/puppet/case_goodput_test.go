@@ -85,7 +85,7 @@ func (f *flow) completed(t *testing.T, wc verbs.WC, now time.Duration) {
 // right, and memory does not grow. The ACK timeout is 16.8 ms: six losses in a row stay below 100 ms.
 func TestCase_B1(t *testing.T) {
 	const queuePairs = 8
-	duration, warmUp := 20*time.Second, time.Second
+	duration, warmUp := 8*time.Second, time.Second
 	if *fullSize {
 		duration = 300 * time.Second
 	}

@@ -1,6 +1,19 @@
 // Package simulation runs whole devices against each other in virtual time. A run is a function of its seed: packets
-// are lost, doubled, damaged and reordered at the same places, and deadlines fire at the same times, whenever it is
+// are lost, doubled, damaged, delayed and reordered at the same places, and deadlines fire at the same times, whenever it is
 // repeated.
+//
+// A Program is random: several connections live several lives each, with every operation of a send queue in both directions, and the
+// lives end in every way that there is (connection.go). What must hold:
+//
+//   - Every request completes at most once, in the order of its queue, with the right status, opcode, length, immediate data and key;
+//     without a completion only if it asked for none and succeeded, or if its queue pair went to RESET (flow.go).
+//   - Requests fail only for a reason that the program knows, and those that must fail do (violations.go).
+//   - Every byte is what was written there last, or, while a request's fate is unknown, what was or may have been written. Bytes
+//     that belong to no message never change, nor do those of a queue pair that was stopped or of a region that was
+//     deregistered (arena.go).
+//   - Atomics of all queue pairs and of both devices on the same words have an order that explains every result (atomics.go).
+//   - Keys open what they are to open, while they are to, and for whom (keys.go).
+//   - In the end nothing is in use any more.
 package simulation
 
 import (

@@ -82,8 +82,8 @@ func (ch *CompChannel) Poll() (*CQ, bool) {
 	}
 	if found {
 		ch.misses.Store(0)
-	} else if ch.misses.Add(1)%yieldEvery == 0 {
-		yield()
+	} else {
+		pause(ch.misses.Add(1))
 	}
 	return c, found
 }

@@ -45,7 +45,7 @@ type CQ struct {
 
 	consume  sync.Mutex
 	consumer *queue.Consumer
-	misses   int // empty polls in a row
+	misses   uint32 // empty polls in a row
 }
 
 // What is due after a completion, once the shard's lock is released.
@@ -123,16 +123,14 @@ func (c *CQ) Poll(wcs []queue.WC) (int, error) {
 	c.device.drivePolled(&c.shards)
 	c.consume.Lock()
 	n := c.consumer.ReadCompletions(wcs)
-	pause := false
 	if n > 0 {
 		c.misses = 0
-	} else if c.misses++; c.misses%yieldEvery == 0 {
-		pause = true
+	} else {
+		c.misses++
 	}
+	misses := c.misses
 	c.consume.Unlock()
-	if pause {
-		yield()
-	}
+	pause(misses)
 	return n, nil
 }
 

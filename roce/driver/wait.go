@@ -7,6 +7,7 @@ package driver
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,23 @@ const (
 	// two calls of sched_yield. With 20 to 50 us and 4 to 16 a round trip takes 4 us on two CPUs and 5 us on one.
 	spinTime   = 30 * time.Microsecond
 	yieldEvery = 8
+	// rescheduleEvery is how many empty polls go between two calls of the Go scheduler. A poller that only calls
+	// sched_yield keeps its P: with one on every P the program's other goroutines advance by what the runtime's monitor
+	// takes away from it, 10 ms at a time (TestStaleKeys with two of them on two CPUs: 50 registrations a second, with 64
+	// some 5,000, and round trips take as long as before).
+	rescheduleEvery = 64
 )
+
+// pause gives the CPU away now and then, after so many empty polls in a row.
+func pause(misses uint32) {
+	switch {
+	case misses == 0 || misses%yieldEvery != 0:
+	case misses%rescheduleEvery == 0:
+		runtime.Gosched()
+	default:
+		yield()
+	}
+}
 
 // waiter is a goroutine that sleeps, in poll(2) or parked.
 type waiter struct {

@@ -64,7 +64,11 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	if length > 0 {
 		from := memory.Range{Key: s.rkey, Address: s.va + offset, Length: length}
 		if q.engine.memory.Read(q.principal, memory.RemoteRead, from, p.payload) != memory.FaultNone {
-			q.breakRead(s)
+			if s.unanswered() {
+				q.breakRead(s)
+			} else {
+				q.forgetRepeat(s)
+			}
 			return 0
 		}
 	}
@@ -97,6 +101,16 @@ func (q *QP) breakRead(s *savedRequest) {
 	if q.state != StateError {
 		q.enterError()
 	}
+}
+
+// forgetRepeat drops a duplicate of a READ whose responses were all sent before, and whose region has gone away since. Most
+// likely the network has delayed it and the peer is long done with the region: its queue pair must not fail for that
+// (rc_rcv_error in drivers/infiniband/hw/hfi1/rc.c drops it, too).
+func (q *QP) forgetRepeat(s *savedRequest) {
+	s.stop = s.next
+	q.responder.responsesDue--
+	q.drop(roce.DropDuplicateUnanswerable)
+	q.engine.Ready(q) // for the responses behind it
 }
 
 func readResponseOpcode(first, last bool) roce.Opcode {

@@ -21,6 +21,22 @@ import (
 // Faults are the odds, 0 to 1, of what may happen to a frame.
 type Faults struct {
 	Drop, Duplicate, Reorder, Corrupt float64
+
+	// Delay makes a frame late by up to LongestDelay, far more than Reorder does: a retransmission may overtake it. Burst
+	// loses it and all that follow for up to LongestBurst. Both need a manual clock.
+	Delay, Burst               float64
+	LongestDelay, LongestBurst time.Duration
+
+	// Spare, if not 0, is how often the same packet may be lost, damaged or made late, however bad the network is: so a
+	// peer with more resends than that always gets it through. A packet is told by its QPN, opcode and PSN.
+	Spare int
+}
+
+// packetID tells a packet and its resends from others.
+type packetID struct {
+	qpn    roce.QPN
+	opcode roce.Opcode
+	psn    roce.PSN
 }
 
 // Verdict is what an intercept function decides about a frame.
@@ -53,16 +69,19 @@ type Options struct {
 type Network struct {
 	options Options
 
-	mu      sync.Mutex
-	random  *rand.Rand
-	now     time.Duration
-	devices map[roce.MAC]*Device
-	made    int // devices so far
-	flight  arrivals
-	order   uint64
-	held    arrival // a reordered frame of a live network: it arrives behind the next one
-	pool    [][]byte
-	packet  roce.Packet
+	mu       sync.Mutex
+	random   *rand.Rand
+	now      time.Duration
+	devices  map[roce.MAC]*Device
+	made     int // devices so far
+	flight   arrivals
+	order    uint64
+	held     arrival       // a reordered frame of a live network: it arrives behind the next one
+	dark     time.Duration // a burst loses every frame until then
+	harmed   uint64
+	suffered map[packetID]int // how often each packet was harmed, if Faults.Spare needs it
+	pool     [][]byte
+	packet   roce.Packet
 }
 
 // NewNetwork makes a network.
@@ -109,6 +128,13 @@ func (n *Network) NextArrival() (time.Duration, bool) {
 	return n.flight[0].at, true
 }
 
+// Harmed is how many frames the faults have lost, damaged or made late so far.
+func (n *Network) Harmed() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.harmed
+}
+
 // AdvanceTo sets the manual clock and delivers what arrives until then.
 func (n *Network) AdvanceTo(t time.Duration) {
 	n.mu.Lock()
@@ -146,7 +172,15 @@ func (n *Network) send(frame []byte, queue int) {
 		v = n.options.Intercept(frame, p)
 	}
 	f := n.options.Faults
-	if v.Drop || n.chance(f.Drop) {
+	if n.options.Manual && n.chance(f.Burst) {
+		n.dark = n.now + time.Duration(n.random.Int64N(int64(f.LongestBurst)+1))
+	}
+	drop, corrupt, delay := n.now < n.dark || n.chance(f.Drop), n.chance(f.Corrupt), n.options.Manual && n.chance(f.Delay)
+	if (drop || corrupt || delay) && n.spared(frame) {
+		drop, corrupt, delay = false, false, false
+	}
+	if v.Drop || drop {
+		n.harmed++
 		n.recycle(frame)
 		return
 	}
@@ -154,10 +188,34 @@ func (n *Network) send(frame []byte, queue int) {
 		twin := append(n.buffer()[:0], frame...)
 		n.schedule(twin, queue, v.Delay, false)
 	}
-	if n.chance(f.Corrupt) {
+	if corrupt {
+		n.harmed++
 		frame[n.random.IntN(len(frame))] ^= byte(1 + n.random.IntN(255))
 	}
-	n.schedule(frame, queue, v.Delay, n.chance(f.Reorder))
+	if delay {
+		n.harmed++
+		v.Delay += time.Duration(n.random.Int64N(int64(f.LongestDelay) + 1))
+	}
+	late := n.chance(f.Reorder)
+	if late {
+		n.harmed++
+	}
+	n.schedule(frame, queue, v.Delay, late)
+}
+
+// spared says that a frame that is to be harmed has suffered enough, and counts it otherwise.
+func (n *Network) spared(frame []byte) bool {
+	limit := n.options.Faults.Spare
+	var p roce.Packet
+	if limit == 0 || p.Parse([][]byte{frame}) != roce.DropNone {
+		return false
+	}
+	if n.suffered == nil {
+		n.suffered = make(map[packetID]int)
+	}
+	id := packetID{p.DestinationQPN, p.Opcode, p.PSN}
+	n.suffered[id]++
+	return n.suffered[id] > limit
 }
 
 func (n *Network) chance(p float64) bool { return p > 0 && n.random.Float64() < p }

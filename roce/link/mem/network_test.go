@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,49 @@ func TestDeterminism(t *testing.T) {
 	first := conversation(t, 1)
 	require.Equal(t, first, conversation(t, 1))
 	require.NotEqual(t, first, conversation(t, 2))
+}
+
+// TestDelay: late frames arrive, each as late as it may be, and others go past them.
+func TestDelay(t *testing.T) {
+	const longest = time.Millisecond
+	n := mem.NewNetwork(mem.Options{Seed: 1, Manual: true, Faults: mem.Faults{Delay: 0.5, LongestDelay: longest}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	for i := range uint32(1000) {
+		transmit(t, a, 0, b, i)
+	}
+	n.AdvanceTo(n.Now() + time.Microsecond)
+	early := receive(b.Queues()[0])
+	require.InDelta(t, 500, len(early), 80)
+	require.EqualValues(t, 1000-len(early), n.Harmed())
+	require.IsIncreasing(t, early)
+	n.AdvanceTo(n.Now() + longest/2)
+	some := receive(b.Queues()[0])
+	require.InDelta(t, 250, len(some), 60)
+	n.AdvanceTo(n.Now() + longest/2)
+	all := slices.Concat(early, some, receive(b.Queues()[0]))
+	slices.Sort(all)
+	require.Len(t, slices.Compact(all), 1000)
+}
+
+// TestBurst: what is sent in a burst is lost, all of it.
+func TestBurst(t *testing.T) {
+	const longest = 100 * time.Microsecond
+	n := mem.NewNetwork(mem.Options{Seed: 1, Manual: true, Faults: mem.Faults{Burst: 0.001, LongestBurst: longest}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	var bursts, lost, last uint32
+	for i := range uint32(20_000) {
+		transmit(t, a, 0, b, i)
+		n.AdvanceTo(n.Now() + time.Microsecond)
+		for _, number := range receive(b.Queues()[0]) {
+			if gap := number - last; gap > 1 {
+				bursts, lost = bursts+1, lost+gap-1
+			}
+			last = number
+		}
+	}
+	require.InDelta(t, 20, bursts, 10)
+	require.InDelta(t, 50, lost/bursts, 25, "half of the longest, on average")
+	require.GreaterOrEqual(t, n.Harmed(), uint64(lost))
 }
 
 // TestFaultRates: faults are about as frequent as asked for.
@@ -341,4 +385,32 @@ func TestLive(t *testing.T) {
 		total += n
 	}
 	require.GreaterOrEqual(t, total, devices*count-1, "one may be held back, to be late")
+}
+
+// TestSpare: a packet is harmed so often and not more; another one has a count of its own.
+func TestSpare(t *testing.T) {
+	n := mem.NewNetwork(mem.Options{Seed: 5, Faults: mem.Faults{Drop: 1, Spare: 3}})
+	a, b := device(t, n, mem.DeviceOptions{}), device(t, n, mem.DeviceOptions{})
+	template := roce.NewHeaderTemplate(roce.Path{SourceMAC: a.HardwareAddr(), DestinationMAC: b.HardwareAddr()})
+	arrives := func(opcode roce.Opcode, psn roce.PSN) bool {
+		q := a.Queues()[0]
+		start := template.Length()
+		frame := q.Buffer()[:start+roce.BTHLength+opcode.Info().HeaderLength+roce.ICRCLength]
+		clear(frame)
+		template.Put(frame)
+		roce.BTHFields{Opcode: opcode, PSN: psn, DestinationQPN: 5, PKey: 0xFFFF}.Put(frame[start:])
+		template.Seal(frame)
+		q.Commit(len(frame))
+		q.Publish()
+		require.NoError(t, q.Kick())
+		return len(receive(b.Queues()[0])) == 1
+	}
+	for _, psn := range []roce.PSN{7, 8} {
+		for _, opcode := range []roce.Opcode{roce.RCAcknowledge, roce.RCSendOnly} {
+			for try := range 6 {
+				require.Equal(t, try >= 3, arrives(opcode, psn), "%v, PSN %d, try %d", opcode, psn, try)
+			}
+		}
+	}
+	require.EqualValues(t, 12, n.Harmed())
 }

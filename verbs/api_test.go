@@ -35,6 +35,7 @@ func TestActiveMTU(t *testing.T) {
 			require.Equal(t, verbs.MTU2048, port.MaxMTU)
 			require.Equal(t, verbs.PortActive, port.State)
 			require.NoError(t, a.CheckPathMTU(c.want))
+			support.Object(t, "Device", fmt.Sprintf("path MTU of a network device of MTU %d", c.netdev), c.want)
 			if c.want == verbs.MTU2048 {
 				require.ErrorContains(t, a.CheckPathMTU(verbs.MTU4096), "4096")
 				return
@@ -43,7 +44,6 @@ func TestActiveMTU(t *testing.T) {
 			require.ErrorIs(t, err, verbs.ErrPathMTU)
 			require.ErrorContains(t, err, fmt.Sprint(c.netdev))
 			require.ErrorContains(t, err, fmt.Sprint((c.want+1).Bytes()+96))
-			support.Object(t, "Device", fmt.Sprintf("path MTU of a network device of MTU %d", c.netdev), c.want)
 		})
 	}
 }

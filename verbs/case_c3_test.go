@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -38,6 +39,8 @@ func TestCase_C3_Traffic(t *testing.T) {
 		require.True(t, bytes.Equal(untouched, buffer), "written after Dereg had returned")
 		require.Equal(t, verbs.StateError, b.qp.State())
 	}
+	support.Object(t, "MR", "Dereg while a peer writes, for the peer", verbs.WCRemAccessErr)
+	support.Object(t, "MR", "Dereg while a peer writes, for the buffer", "untouched from its return on")
 }
 
 // writeUntilError keeps 32 WRITEs under way until one fails, waits for the rest and returns the completion of the one that

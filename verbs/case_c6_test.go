@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -61,6 +62,7 @@ func TestCase_C6(t *testing.T) {
 					}
 					require.Equal(t, want, b.mr.Bytes()[:length])
 					require.Equal(t, make([]byte, most), b.mr.Bytes()[length:length+most])
+					support.Object(t, "QP", fmt.Sprintf("inline data of %v, memory changed, packets lost", opcode), "as posted")
 				})
 			}
 		}
@@ -95,6 +97,7 @@ func TestCase_C6_Refused(t *testing.T) {
 				}
 				require.Zero(t, a.qp.Outstanding())
 			}
+			support.Object(t, "QP", "inline data: "+name, c.want)
 		})
 	}
 	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRRDMARead, Flags: verbs.SendInline}), verbs.ErrSendFlags)

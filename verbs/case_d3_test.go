@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -87,6 +88,9 @@ func TestCase_D3_Overrun(t *testing.T) {
 		require.Equal(t, verbs.StateError, q.State())
 	}
 	require.Equal(t, want, events)
+	for e := range events {
+		support.Object(t, "Event", e.Type.String(), "completion without room in its CQ")
+	}
 	require.Equal(t, verbs.StateError, starting.State())
 	require.Equal(t, verbs.StateReset, unused.State())
 	require.Equal(t, verbs.StateInit, bystander.State())
@@ -116,6 +120,7 @@ func TestCase_D3_Overrun(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, verbs.ErrOverrun, name)
 		require.ErrorContains(t, err, "4", name)
+		support.Object(t, "CQ", name+" of one that overran", verbs.ErrOverrun)
 	}
 
 	// One that comes to life later dies of its first completion, and says so.
@@ -156,6 +161,8 @@ func TestOverrunWakes(t *testing.T) {
 	require.NoError(t, ch.Destroy())
 	e, _ := a.device.PollAsyncEvent()
 	require.Equal(t, verbs.AsyncEvent{}, e, "with the objects their events are gone")
+	support.Object(t, "CompChannel", "overrun of a CQ while its event is waited for", "an event")
+	support.Object(t, "Event", "of objects that are destroyed", "gone")
 }
 
 // TestCase_D3_Resize: entries inside survive a resize up and down, in order; a queue is not made smaller than what is inside.
@@ -194,6 +201,8 @@ func TestCase_D3_Resize(t *testing.T) {
 		require.Equal(t, i, poll(t, cq).WRID)
 	}
 	require.Equal(t, verbs.StateRTS, q.State())
+	support.Object(t, "CQ", "Resize with completions inside", "keeps them in order")
+	support.Object(t, "CQ", "Resize to fewer than are inside", verbs.ErrInvalid)
 }
 
 // TestCase_D3_ResizeUnderLoad: nothing is lost, doubled or reordered while the queue is resized, and nobody who waits
@@ -250,4 +259,5 @@ func TestCase_D3_ResizeUnderLoad(t *testing.T) {
 	stop.Store(true)
 	g.Wait()
 	t.Logf("%d times up, %d down", up, down)
+	support.Object(t, "CQ", "Resize under load", "nothing lost, doubled or reordered")
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -30,4 +31,5 @@ func TestCase_D7_QueryPort(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, port.LinkSpeed)
 	require.Len(t, gids, port.GIDTableLen)
+	support.Object(t, "Device", "QueryPort", "every attribute as it is")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -125,6 +126,7 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 	require.NotZero(t, unknown, "%v %v", ca.DropReasons(), cb.DropReasons())
 	t.Logf("%d late packets of %d; %v; %v", unknown, ca.Transport.SentPackets+cb.Transport.SentPackets, ca.DropReasons(), cb.DropReasons())
 	require.Zero(t, ca.Link.InvalidDescriptors+cb.Link.InvalidDescriptors)
+	support.Object(t, "QP", "Destroy with packets of it under way", "no completion any more, other QPs go on")
 }
 
 // TestCase_D2: whatever step of CreateQP fails, it fails with a reason, and leaves nothing behind: all that it would have used can
@@ -173,6 +175,7 @@ func TestCase_D2(t *testing.T) {
 			_, err = pd.CreateQP(attr)
 			require.ErrorIs(t, err, c.want)
 			require.ErrorContains(t, err, c.says)
+			support.Object(t, "QP", "CreateQP, "+name, c.want)
 			require.NoError(t, cq.Destroy())
 			if c.spoil != nil {
 				require.NoError(t, pd.Dealloc())
@@ -253,6 +256,7 @@ func TestCase_D9(t *testing.T) {
 				})
 			}
 			both.Wait()
+			support.Object(t, "CQ", "ping-pong with room for one request, "+name, "does not stall")
 		})
 	}
 }

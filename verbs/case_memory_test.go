@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -118,6 +119,8 @@ func TestCase_C5(t *testing.T) {
 					require.Equal(t, a.mr.Bytes()[last-at], b.mr.Bytes()[at])
 				}
 				require.Equal(t, verbs.WCRemAccessErr, transfer(verbs.WRRDMAWrite, a.mr.SGE(0, 1), b.mr.Addr()+last+1))
+				support.Object(t, "MR", "memory: "+name+", by virtual address and by iova", verbs.WCSuccess)
+				support.Object(t, "MR", "memory: "+name+", one byte beyond", verbs.WCRemAccessErr)
 				require.Equal(t, bytes.Repeat([]byte{0xA5}, c.size-c.from-c.bytes), []byte(target[c.from+c.bytes:]))
 			})
 		}
@@ -159,6 +162,7 @@ func TestCase_C8(t *testing.T) {
 			err := a.qp.PostSend(verbs.SendWR{Opcode: opcode, SGList: list})
 			require.ErrorIs(t, err, verbs.ErrMessageTooLong)
 			require.ErrorContains(t, err, "2147483648")
+			support.Limit(t, "bytes of a message", verbs.ErrMessageTooLong)
 		}
 	}
 	require.ErrorIs(t, b.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{{Length: 1 << 31}, {Length: 1}}}), verbs.ErrMessageTooLong)
@@ -193,6 +197,7 @@ func TestCase_C8(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr, a.do(t, verbs.SendWR{Opcode: verbs.WRRDMAWrite, SGList: list, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()}).Status)
 	require.Equal(t, before, target[guard])
 	target.requireIntact(t)
+	support.Object(t, "MR", "message larger than the peer's region", verbs.WCRemAccessErr)
 }
 
 // doWithin is do for a request that takes long.
@@ -307,6 +312,8 @@ func TestCase_C10(t *testing.T) {
 	require.Contains(t, log.String(), "device="+leaky.Name())
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse) // they are registered still
 	require.ErrorIs(t, leaky.Close(), verbs.ErrInUse)
+	support.Object(t, "MR", "buffer to which no other reference is left", "stays until Dereg")
+	support.Object(t, "MR", "dropped without Dereg", "a warning in the log")
 }
 
 // TestCase_C11: nothing is locked into memory for a region, so the limit does not matter; what the limit forbids of the device's own
@@ -330,6 +337,7 @@ func TestCase_C11(t *testing.T) {
 			Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: mr.Addr() + 100<<20 - 8, RKey: mr.RKey(),
 		}).Status)
 		require.EqualValues(t, 7, buffer[100<<20-8])
+		support.Object(t, "MR", "of 100 MiB, with RLIMIT_MEMLOCK 64 KiB", verbs.WCSuccess)
 		require.NoError(t, mr.Dereg())
 		require.NoError(t, verbs.FreeBuffer(buffer))
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -105,6 +106,10 @@ func TestChannel(t *testing.T) {
 	require.ErrorIs(t, err, verbs.ErrInUse)
 	require.ErrorContains(t, err, "1 CQ")
 	require.ErrorIs(t, a.sends.ReqNotify(false), verbs.ErrInvalid, "no channel")
+	support.Object(t, "CompChannel", "completions after one ReqNotify", "one event")
+	support.Object(t, "CompChannel", "ReqNotify, then Resize, then a completion", "one event")
+	support.Object(t, "CompChannel", "Destroy while a CQ uses it", verbs.ErrInUse)
+	support.Object(t, "CQ", "ReqNotify without a channel", verbs.ErrInvalid)
 }
 
 // TestChannelEnds: blocked calls end with the channel; the events of a queue end with it.
@@ -143,6 +148,8 @@ func TestChannelEnds(t *testing.T) {
 	require.ErrorIs(t, ch.Destroy(), verbs.ErrClosed)
 	_, err = b.device.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
 	require.ErrorIs(t, err, verbs.ErrClosed)
+	support.Object(t, "CompChannel", "Get while it is destroyed", verbs.ErrClosed)
+	support.Object(t, "CompChannel", "events of a CQ that was destroyed", "gone")
 }
 
 // TestSolicitedOnly: a receive whose sender marked it, or any error, makes the event; others do not.
@@ -192,6 +199,7 @@ func TestSolicitedOnly(t *testing.T) {
 	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	event()
 	require.Equal(t, verbs.WCWRFlushErr, poll(t, cq).Status)
+	support.Object(t, "CompChannel", "ReqNotify for solicited ones only", "an event for a solicited receive or an error, for nothing else")
 }
 
 // TestNoLostWakeup: several goroutines take events of one channel whose queues are filled on three shards. Each asks for the
@@ -300,6 +308,7 @@ func TestNoLostWakeup(t *testing.T) {
 			}
 		})
 	}
+	support.Object(t, "CompChannel", "several goroutines take events of CQs on several shards", "no event is lost")
 }
 
 // TestChannelLearnsOfShards: a blocked Get also notices queue pairs that are connected on another shard afterwards.
@@ -330,4 +339,5 @@ func TestChannelLearnsOfShards(t *testing.T) {
 		require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
 		require.Same(t, cq, <-got)
 	}
+	support.Object(t, "CompChannel", "QP of another shard connected while Get blocks", "its completions wake it")
 }

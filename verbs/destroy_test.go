@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -65,6 +66,7 @@ func TestDestroyInAnyOrder(t *testing.T) {
 		}
 		require.Equal(t, before, descriptors(t))
 	})
+	support.Object(t, "all", "Destroy in any order by several goroutines, with traffic", verbs.ErrInUse)
 }
 
 // destroyer is something to be destroyed.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/verbs"
@@ -155,6 +156,7 @@ func TestStaleKeys(t *testing.T) {
 	t.Logf("%d registrations, %d writes, %d refused, %d of them with a key that was right at first", generations, written.Load(), refused.Load(), stale.Load())
 	require.NotZero(t, written.Load())
 	require.NotZero(t, refused.Load())
+	support.Object(t, "MR", "WRITEs with keys of fast registrations that are open, closing and closed", "a closed one never works")
 }
 
 // TestReregUnderTraffic: rights are switched off and on, and the buffer is exchanged, while a peer reads. It gets the
@@ -226,6 +228,7 @@ func TestReregUnderTraffic(t *testing.T) {
 	t.Logf("%d changes, %d read, %d of them both buffers, %d refused", step.Load()/2, right, mixed, refused)
 	require.NotZero(t, right)
 	require.NotZero(t, refused)
+	support.Object(t, "MR", "Rereg of rights and buffer while a peer reads", "old or new until it returns, then new")
 }
 
 // TestWindowsHoldRegions: as long as a window shows a part of a region, the region can be neither deregistered nor changed; the
@@ -296,4 +299,5 @@ func TestWindowsHoldRegions(t *testing.T) {
 		require.NoError(t, w.Dealloc())
 		require.ErrorIs(t, w.Dealloc(), verbs.ErrClosed)
 	}
+	support.Object(t, "MR", "Dereg or Rereg while windows are bound to it", verbs.ErrInUse)
 }

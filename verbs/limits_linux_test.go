@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -30,4 +31,5 @@ func TestCase_D14_RegionSize(t *testing.T) {
 	require.ErrorIs(t, err, verbs.ErrLimit)
 	require.ErrorContains(t, err, fmt.Sprint(size))
 	require.ErrorContains(t, err, fmt.Sprint(size+1))
+	support.Limit(t, "bytes of a region", err)
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -33,6 +35,7 @@ func TestCase_D7_QueryDevice(t *testing.T) {
 	require.Positive(t, before)
 	time.Sleep(time.Millisecond)
 	require.GreaterOrEqual(t, d.Clock()-before, time.Millisecond)
+	support.Object(t, "Device", "QueryDevice", "every attribute as it is")
 }
 
 // reach makes objects up to a limit and makes sure that one more is refused with both numbers, and that there is room again
@@ -51,6 +54,8 @@ func reach(t *testing.T, limit int, create func() (destroy func() error, err err
 	require.ErrorIs(t, err, verbs.ErrLimit)
 	require.ErrorContains(t, err, fmt.Sprint(limit+1))
 	require.ErrorContains(t, err, fmt.Sprintf("has %d", limit))
+	_, object, _ := strings.Cut(t.Name(), "/")
+	support.Limit(t, "objects: "+object, err)
 	require.NoError(t, destroy[0]())
 	d, err := create()
 	require.NoError(t, err)
@@ -119,6 +124,7 @@ func TestCase_D14_Sizes(t *testing.T) {
 		for _, n := range numbers {
 			require.ErrorContains(t, err, fmt.Sprint(n))
 		}
+		support.Limit(t, "sizes", err)
 	}
 	over := func(limit int) (uint64, uint64) { return uint64(limit) + 1, uint64(limit) }
 
@@ -243,6 +249,7 @@ func TestCase_D14_Outstanding(t *testing.T) {
 			require.Equal(t, verbs.WCSuccess, wc.Status)
 		}
 	}
+	support.Object(t, "QP", "8192 requests in flight, into a CQ of 10,000", verbs.WCSuccess)
 }
 
 // TestMisuseOfObjects: nil and zero values of what is around a queue pair are refused with an error, never with a panic.
@@ -296,4 +303,5 @@ func TestMisuseOfObjects(t *testing.T) {
 	for name, call := range calls {
 		require.NotPanics(t, func() { require.ErrorIs(t, call(), verbs.ErrInvalid, name) }, name)
 	}
+	support.Object(t, "all", "calls on nil and on zero values", verbs.ErrInvalid)
 }

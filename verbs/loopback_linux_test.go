@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -100,6 +101,7 @@ func TestLoopbackOnDevices(t *testing.T) {
 				setDown(t, &p.B)
 			}
 			requireState(t, da, verbs.PortDown)
+			support.Object(t, "Loopback", "network devices: "+name, "right bytes, nothing on the wire, nothing lost")
 			run(false)
 			run(true)
 			for _, p := range h.pairs {
@@ -113,6 +115,8 @@ func TestLoopbackOnDevices(t *testing.T) {
 			}
 		})
 	}
+	support.Object(t, "Loopback", "network devices without carrier", "goes on")
+	support.Object(t, "Loopback", "network devices that are down, IPv4", "goes on")
 }
 
 func requireState(t *testing.T, d *verbs.Device, state verbs.PortState) {
@@ -132,6 +136,7 @@ func TestLoopbackIsPerNamespace(t *testing.T) {
 	require.Equal(t, verbs.WCSuccess, poll(t, ea.sends).Status)
 	require.NotZero(t, a.Counters().Link.Transmitted)
 	require.NotZero(t, b.Counters().Link.Received)
+	support.Object(t, "Loopback", "to a device of the process in another namespace", "goes over the wire instead")
 }
 
 // TestLoopbackAndDeletedDevice: loopback goes on between queue pairs whose network device is deleted, but no new one finds it.
@@ -149,4 +154,5 @@ func TestLoopbackAndDeletedDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	require.Error(t, c.qp.Connect(ctx, endpoint, verbs.ConnectOptions{}))
+	support.Object(t, "Loopback", "of a network device that was deleted", "goes on, without new connections")
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/simulation"
+	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -185,6 +187,7 @@ func TestLoopback(t *testing.T) {
 			}
 			require.Zero(t, packets, "what was sent was received")
 			require.Zero(t, bytes)
+			support.Object(t, "Loopback", name, "right bytes, nothing on the wire, nothing lost")
 		})
 	}
 }
@@ -203,6 +206,7 @@ func TestLoopbackToNobody(t *testing.T) {
 	counters := d.Counters()
 	require.EqualValues(t, counters.Transport.SentPackets, counters.DropReasons()["qpn_unknown"])
 	require.NotZero(t, counters.Transport.SentPackets)
+	support.Fault(t, "loopback to a number that nobody has", support.Outcome{Wire: "nothing", Responder: roce.DropUnknownQPN, Requester: verbs.WCRetryExcErr})
 }
 
 // TestLoopbackToClosedDevice: what goes to a device that was closed is lost, whatever its peers do at that moment.
@@ -255,6 +259,7 @@ func TestLoopbackToClosedDevice(t *testing.T) {
 		require.NoError(t, goes.Close())
 		posting.Wait()
 	}
+	support.Object(t, "Loopback", "to a device that is closed", "requests fail, nothing hangs")
 }
 
 // TestLoopbackInVirtualTime: one call of Drive brings everything to its end, and no time passes.
@@ -281,4 +286,5 @@ func TestLoopbackInVirtualTime(t *testing.T) {
 	require.Zero(t, ends[0].qp.Outstanding())
 	_, arrives := world.Network.NextArrival()
 	require.False(t, arrives)
+	support.Object(t, "Loopback", "in virtual time", "takes none")
 }

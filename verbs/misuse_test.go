@@ -219,6 +219,7 @@ func TestMisuseOfKeys(t *testing.T) {
 				require.ErrorIs(t, err, c.want)
 				require.ErrorContains(t, err, c.says)
 			})
+			support.Object(t, "misuse", name, c.want)
 			require.Equal(t, key1, w1.RKey())
 			require.Equal(t, key2, w2.RKey())
 			require.Equal(t, verbs.StateRTS, a.qp.State())

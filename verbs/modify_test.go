@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -62,6 +63,7 @@ func TestModifyRace(t *testing.T) {
 	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	require.NoError(t, toRTS(a.qp, gid, b.qp.QPN(), 0, 0))
 	require.Equal(t, verbs.StateRTS, a.qp.State())
+	support.Object(t, "QP", "ModifyQP by several goroutines", "it works afterwards")
 }
 
 // TestPSNOfEveryLife: a queue pair starts each life with another PSN, also for programs that take it from the
@@ -82,6 +84,7 @@ func TestPSNOfEveryLife(t *testing.T) {
 		seen[local.PSN] = true
 	}
 	require.Len(t, seen, 3)
+	support.Object(t, "QP", "first PSN after RESET, by Endpoint", "another one")
 }
 
 // TestQuery: everything that was set can be asked for.
@@ -132,4 +135,6 @@ func TestQuery(t *testing.T) {
 	require.True(t, found)
 	require.Equal(t, verbs.EventSQDrained, event.Type)
 	require.Same(t, q, event.QP)
+	support.Object(t, "Event", event.Type.String(), nil)
+	support.Object(t, "QP", "QueryQP in every state up to SQD", "what was set")
 }

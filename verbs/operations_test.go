@@ -2,10 +2,12 @@ package verbs_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -49,6 +51,7 @@ func TestAtomics(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 		require.EqualValues(t, 8, wc.ByteLen)
 		require.Equal(t, o.Completed(), wc.Opcode)
+		support.Object(t, "QP", "PostSend of "+o.String(), wc.Status)
 		return word(a.mr.Bytes(), 8)
 	}
 	require.EqualValues(t, 41, atomic(verbs.WRAtomicFetchAdd, 1, 0))
@@ -72,6 +75,7 @@ func TestAtomicWriteAndFlush(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 		require.Equal(t, verbs.WCAtomicWrite, wc.Opcode)
 		require.Equal(t, a.mr.Bytes()[:8], b.mr.Bytes()[8*i:8*i+8])
+		support.Object(t, "QP", "PostSend of "+verbs.WRAtomicWrite.String(), wc.Status)
 	}
 	for _, selectivity := range []uint8{verbs.FlushSelectRange, verbs.FlushSelectMR} {
 		wc := a.do(t, verbs.SendWR{
@@ -80,6 +84,7 @@ func TestAtomicWriteAndFlush(t *testing.T) {
 		})
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 		require.Equal(t, verbs.WCFlush, wc.Opcode)
+		support.Object(t, "QP", "PostSend of "+verbs.WRFlush.String(), wc.Status)
 	}
 }
 
@@ -110,6 +115,8 @@ func TestFastRegistration(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr, b.do(t, verbs.SendWR{
 		Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{b.mr.SGE(0, 4)}, RemoteAddr: fast.Addr(), RKey: fast.RKey(),
 	}).Status)
+	support.Object(t, "MR", "fast registration, WRITE by the peer, invalidation by its SEND", verbs.WCSuccess)
+	support.Object(t, "MR", "WRITE with the key of a fast registration that was invalidated", verbs.WCRemAccessErr)
 }
 
 func TestMemoryWindow(t *testing.T) {
@@ -132,6 +139,10 @@ func TestMemoryWindow(t *testing.T) {
 		require.ErrorIs(t, a.mr.Dereg(), verbs.ErrInUse)
 		require.Equal(t, verbs.WCRemAccessErr, write(107))
 		require.NoError(t, window.Dealloc())
+		object := fmt.Sprintf("MW type %d", kind)
+		support.Object(t, object, "WRITE within, for the requester", verbs.WCSuccess)
+		support.Object(t, object, "WRITE beyond, for the requester", verbs.WCRemAccessErr)
+		support.Object(t, object, "Dereg of its region while it is bound", verbs.ErrInUse)
 	}
 }
 
@@ -145,6 +156,7 @@ func TestInlineData(t *testing.T) {
 	copy(a.mr.Bytes(), "xxxxxxxxxx")
 	require.EqualValues(t, 10, poll(t, b.recvs).ByteLen)
 	require.Equal(t, "5678901234", string(b.mr.Bytes()[:10]))
+	support.Object(t, "QP", "inline data, when the memory changes after the post", "as posted")
 }
 
 // TestDrain: in SQD what was started is finished, nothing new is started until RTS.
@@ -167,4 +179,5 @@ func TestDrain(t *testing.T) {
 	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
 	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
 	require.EqualValues(t, 2, a.qp.QueryQP().MaxRDAtomic)
+	support.Object(t, "QP", "request posted in SQD: "+verbs.WRRDMAWrite.String(), fmt.Sprintf("begins in RTS: %v", verbs.WCSuccess))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -51,6 +52,7 @@ func TestSRQ(t *testing.T) {
 	err := srq.PostRecv(verbs.RecvWR{})
 	require.ErrorIs(t, err, verbs.ErrQueueFull)
 	require.ErrorContains(t, err, "24")
+	support.Object(t, "SRQ", "PostRecv to a full one", verbs.ErrQueueFull)
 
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -114,6 +116,7 @@ func TestSRQ(t *testing.T) {
 	for id := range uint64(pairs * messages) {
 		require.True(t, used[id], "receive %d", id)
 	}
+	support.Object(t, "SRQ", "QPs of several shards take from it", "each receive once, each QP in posted order")
 }
 
 // TestSRQLimit: one event when fewer receives are left than the limit, and none until it is armed again.
@@ -152,6 +155,7 @@ func TestSRQLimit(t *testing.T) {
 	require.NoError(t, srq.Modify(verbs.SRQAttr{SRQLimit: 0}, verbs.SRQLimit))
 	receive(1)
 	require.Empty(t, collectEvents(t, b.device, 0), "disarmed")
+	support.Object(t, "Event", verbs.EventSRQLimitReached.String(), "fewer receives than the limit, once for each arming")
 }
 
 // TestSRQModify: what is posted survives a resize in order; nothing changes by a Modify that fails.
@@ -191,6 +195,8 @@ func TestSRQModify(t *testing.T) {
 		require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
 		require.Equal(t, id, poll(t, b.recvs).WRID)
 	}
+	support.Object(t, "SRQ", "Modify to another size with receives posted", "keeps them in order")
+	support.Object(t, "SRQ", "Modify to a size below what is posted, or to a limit above the size", verbs.ErrInvalid)
 }
 
 // TestSRQOfQP: what a queue pair on a shared receive queue does otherwise than one with its own.
@@ -211,6 +217,8 @@ func TestSRQOfQP(t *testing.T) {
 	err := srq.Destroy()
 	require.ErrorIs(t, err, verbs.ErrInUse)
 	require.ErrorContains(t, err, "2 QPs")
+	support.Object(t, "SRQ", "Destroy while a QP uses it", verbs.ErrInUse)
+	support.Object(t, "SRQ", "PostRecv to a QP that uses it", verbs.ErrInvalid)
 
 	// The peer of an empty queue waits. A list is posted up to the first request that is refused.
 	require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 16)}}))
@@ -226,6 +234,8 @@ func TestSRQOfQP(t *testing.T) {
 
 	// The error state flushes nothing of it: the receive is there for others.
 	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.Equal(t, map[verbs.AsyncEvent]int{{Type: verbs.EventQPLastWQEReached, QP: target}: 1}, collectEvents(t, b.device, 1))
+	support.Object(t, "Event", verbs.EventQPLastWQEReached.String(), "QP with an SRQ comes to ERR")
 	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	n, err := b.recvs.Poll(make([]verbs.WC, 1))
 	require.NoError(t, err)
@@ -236,6 +246,7 @@ func TestSRQOfQP(t *testing.T) {
 	wc = poll(t, b.recvs)
 	require.EqualValues(t, 2, wc.WRID)
 	require.Equal(t, targets[1].QPN(), wc.QPN)
+	support.Object(t, "SRQ", "receives when one of its QPs goes to ERR and RESET", "stay for the others")
 
 	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, SRQ: srq})
 	require.ErrorIs(t, err, verbs.ErrInvalid, "of another device")
@@ -243,6 +254,7 @@ func TestSRQOfQP(t *testing.T) {
 	require.NoError(t, err)
 	_, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
 	require.ErrorIs(t, err, verbs.ErrNotSupported, "of another protection domain")
+	support.Object(t, "SRQ", "CreateQP of another PD with it", verbs.ErrNotSupported)
 	require.NoError(t, pd.Dealloc())
 }
 
@@ -301,4 +313,5 @@ func TestDestroySRQInAnyOrder(t *testing.T) {
 			require.True(t, errors.Is(create(), verbs.ErrClosed), name)
 		}
 	}
+	support.Object(t, "all", "Destroy in any order of QPs, SRQ, CQs and channel", verbs.ErrInUse)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -118,6 +119,7 @@ func TestCase_A19(t *testing.T) {
 					}[syndrome]
 					if fatal {
 						require.Equal(t, syndrome, end.ExpectSend(2, status).Syndrome)
+						support.Fault(t, "answer: "+syndrome.String(), support.Outcome{Requester: status})
 						end.ExpectSend(3, verbs.WCWRFlushErr)
 						p.ExpectNothing(time.Minute)
 						require.True(t, bytes.Equal(image, end.MR.Bytes()))
@@ -129,6 +131,7 @@ func TestCase_A19(t *testing.T) {
 						wait += 640 * time.Microsecond
 					}
 					require.Equal(t, wait, again.At-refused)
+					support.Fault(t, "answer: "+syndrome.String(), support.Outcome{Requester: fmt.Sprintf("sends again %v later", wait-2*latency)})
 					p.ExpectPacket(roce.RCSendOnly, 42)
 					end.ExpectNoCompletion()
 					require.True(t, bytes.Equal(image, end.MR.Bytes()))
@@ -177,6 +180,7 @@ func TestCase_B3_Answered(t *testing.T) {
 				p.Ack(42, 3)
 				end.ExpectSend(3, verbs.WCSuccess)
 				p.ExpectNothing(time.Minute)
+				support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", a.operation), support.Outcome{Requester: "asks again, at once"})
 			})
 		}
 	}
@@ -206,6 +210,8 @@ func TestCase_B3_LaterResponse(t *testing.T) {
 				a.land(image, 1, testWord)
 				b.land(image, 2, testWord+1)
 				require.True(t, bytes.Equal(image, end.MR.Bytes()))
+				support.Opcode(t, a.opcode, support.Sent)
+				support.Opcode(t, a.response, support.Received)
 			})
 		}
 	}
@@ -247,6 +253,7 @@ func TestCase_B18_Answered(t *testing.T) {
 			end.ExpectSend(2, verbs.WCSuccess)
 		})
 	}
+	support.Fault(t, "response to nothing that is in flight", support.Outcome{Requester: "believes nothing"})
 }
 
 // TestCase_B18_WrongForm: a response of a kind that could be the right one, but not in this form.
@@ -273,6 +280,7 @@ func TestCase_B18_WrongForm(t *testing.T) {
 				end.ExpectSend(3, verbs.WCWRFlushErr)
 				require.True(t, bytes.Equal(image, end.MR.Bytes()))
 				p.ExpectNothing(time.Minute)
+				support.Fault(t, fmt.Sprintf("READ response of another length or place, to %v", a.operation), support.Outcome{Requester: status})
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -45,6 +46,7 @@ func TestCase_A3(t *testing.T) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
+	support.Object(t, "QP", "bit M of packets", "1 in what is sent, either in what is received")
 }
 
 // TestBits looks at every packet of every operation: A is set on the last packet of a message and on requests that are answered,
@@ -68,6 +70,8 @@ func TestBits(t *testing.T) {
 						a := p.Expect()
 						last := i == count-1
 						require.Equal(t, last, a.BTH.AckRequest(), "%v", a)
+						require.Equal(t, place(operation, i, count), a.Opcode)
+						support.Opcode(t, a.Opcode, support.Sent)
 						require.Equal(t, last && solicited && takesReceive, a.BTH.Solicited(), "%v", a)
 					}
 					p.ExpectNothing(time.Millisecond)
@@ -78,6 +82,11 @@ func TestBits(t *testing.T) {
 						require.Equal(t, i == 0 || i == count-1, a.BTH.AckRequest(), "%v", a)
 						require.Equal(t, i == count-1 && solicited && takesReceive, a.BTH.Solicited(), "%v", a)
 					}
+					at := "on no packet"
+					if takesReceive {
+						at = "on the last packet"
+					}
+					support.Object(t, "QP", fmt.Sprintf("solicited event of %v", operation), at)
 				})
 			}
 		}
@@ -90,6 +99,7 @@ func TestBits(t *testing.T) {
 		got := p.ExpectPacket(a.opcode, 40)
 		require.True(t, got.BTH.AckRequest())
 		require.False(t, got.BTH.Solicited())
+		support.Object(t, "QP", fmt.Sprintf("solicited event of %v", a.operation), "on no packet")
 	}
 }
 
@@ -121,6 +131,7 @@ func TestResponseBits(t *testing.T) {
 	}
 	p.Send(puppet.Packet{Opcode: roce.RCSendOnly, PSN: 120, AckRequest: true, Solicited: true})
 	p.ExpectNothing(time.Millisecond) // the refusal was the NAK
+	support.Object(t, "QP", "solicited event and acknowledge request in answers", "never")
 }
 
 // TestAckRequestInWindow: in a long message at least one packet per window asks for an acknowledgement, from whichever
@@ -156,4 +167,5 @@ func TestAckRequestInWindow(t *testing.T) {
 			end.ExpectSend(1, verbs.WCSuccess)
 		})
 	}
+	support.Object(t, "QP", "acknowledge request in a long message", "at least once per window")
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -69,6 +70,7 @@ func TestCreditCodes(t *testing.T) {
 		stage, end, p := limited(t, uint8(code), 1)
 		require.Equal(t, code+1, postSends(t, stage, end, p, 10, 41), "code %d", code)
 	}
+	support.Object(t, "Credits", "codes 0 to 30", "as many messages as IBTA's table has, and one to ask")
 }
 
 // TestCreditsOperations: what takes a receive waits, in order with everything behind it; what does not goes at once and moves
@@ -81,6 +83,7 @@ func TestCreditsOperations(t *testing.T) {
 			require.Equal(t, 3, started(t, stage, p, 41)) // message 2 is the one beyond the limit
 			grant(p, 43, 0, 2)
 			require.Equal(t, 2, started(t, stage, p, 44))
+			support.Object(t, "Credits", operation.String(), "takes one")
 		})
 	}
 	free := []verbs.WROpcode{verbs.WRRDMAWrite}
@@ -95,6 +98,7 @@ func TestCreditsOperations(t *testing.T) {
 			p.NAK(41, roce.SyndromeNAKSequence)
 			require.Equal(t, 3, started(t, stage, p, 41)) // which moves nothing
 			require.Equal(t, 1, postSends(t, stage, end, p, 5, 44))
+			support.Object(t, "Credits", operation.String(), "takes none")
 		})
 	}
 	t.Run("READ in pieces", func(t *testing.T) {
@@ -140,6 +144,7 @@ func TestCreditsRelease(t *testing.T) {
 	grant(p, 40, 0, 1)
 	stage.Pass(time.Millisecond)
 	require.Equal(t, 20, postSends(t, stage, end, p, 20, 41))
+	support.Object(t, "Credits", "code 31, which is none", "no limit any more")
 }
 
 // TestCreditsInResponses: the responses to READs and atomics carry credits, too.
@@ -155,6 +160,7 @@ func TestCreditsInResponses(t *testing.T) {
 		}
 		p.Send(response) // messages up to 7
 		require.Equal(t, 4, started(t, stage, p, 43), "%v", a.operation)
+		support.Object(t, "Credits", "in the response to "+a.operation.String(), "count")
 	}
 }
 
@@ -181,6 +187,7 @@ func TestCreditsLate(t *testing.T) {
 	grant(p, 43, 0, 4)
 	p.NAK(45, roce.SyndromeNAKSequence)
 	require.Equal(t, 3, started(t, stage, p, 45), "what was sent once is sent again")
+	support.Object(t, "Credits", "in an acknowledgement of nothing new", "count if it is the latest one")
 }
 
 // TestCreditsNeverLower: a smaller grant that comes later does not take the larger one back.
@@ -191,6 +198,7 @@ func TestCreditsNeverLower(t *testing.T) {
 	}
 	stage.Pass(time.Millisecond)
 	require.Equal(t, 7, postSends(t, stage, end, p, 10, 41)) // messages 2 to 8
+	support.Object(t, "Credits", "a smaller grant that comes later", "lowers nothing")
 }
 
 // TestCreditsProbe: the message beyond the limit finds out whether there is a receive by now. If not, it is refused, and sent
@@ -208,6 +216,7 @@ func TestCreditsProbe(t *testing.T) {
 	grant(p, 41, 0, 2)
 	end.ExpectSend(2, verbs.WCSuccess)
 	p.ExpectPacket(roce.RCSendOnly, 42)
+	support.Fault(t, "no receive is posted, says a peer with credits", support.Outcome{Requester: "sends one message to ask, and what is behind it waits"})
 }
 
 // TestCreditsReset: the limit of a connection is not that of the next one.
@@ -217,4 +226,5 @@ func TestCreditsReset(t *testing.T) {
 	require.NoError(t, to(end, verbs.StateReset))
 	p.Connect(end)
 	require.Equal(t, 5, postSends(t, stage, end, p, 5, 40))
+	support.Object(t, "Credits", "after RESET", "no limit")
 }

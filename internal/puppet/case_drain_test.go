@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -47,6 +48,7 @@ func requireDraining(t *testing.T, end *puppet.End) {
 	require.True(t, now.SQDraining)
 	require.EqualValues(t, 14, now.Timeout)
 	require.EqualValues(t, 4, now.MaxRDAtomic)
+	support.Object(t, "QP", "ModifyQP to RTS, or of attributes, while it drains", verbs.ErrTransition)
 }
 
 // requireDrained checks that it has drained.
@@ -91,6 +93,7 @@ func TestDrainMessage(t *testing.T) {
 			end.ExpectSend(3, verbs.WCSuccess)
 		})
 	}
+	support.Object(t, "QP", "SQD in the middle of a message", "sent to its end, nothing behind it begins")
 }
 
 // TestDrainRead: a READ that goes out in several requests is one message.
@@ -114,6 +117,7 @@ func TestDrainRead(t *testing.T) {
 	p.ExpectNothing(time.Minute)
 	require.NoError(t, to(end, verbs.StateRTS))
 	p.ExpectPacket(roce.RCSendOnly, 50)
+	support.Object(t, "QP", "SQD in the middle of a READ of several requests", "asked for to its end, nothing behind it begins")
 }
 
 // TestDrainResend: losses and refusals are dealt with in SQD as ever; only what was begun is sent again.
@@ -148,6 +152,7 @@ func TestDrainResend(t *testing.T) {
 			p.ExpectPacket(roce.RCSendOnly, 42)
 		})
 	}
+	support.Object(t, "QP", "losses and refusals in SQD", "what was begun is sent again")
 }
 
 // TestDrainLeave: while it drains, a queue pair can be taken to ERR and to RESET.
@@ -166,6 +171,7 @@ func TestDrainLeave(t *testing.T) {
 		end.ExpectNoCompletion()
 		require.Zero(t, end.QP.Outstanding())
 		p.ExpectNothing(time.Minute)
+		support.Object(t, "QP", fmt.Sprintf("%v while it drains", state), "no request is left")
 	}
 }
 
@@ -180,6 +186,7 @@ func TestDrainFailure(t *testing.T) {
 	end.ExpectSend(1, verbs.WCRetryExcErr)
 	end.ExpectSend(2, verbs.WCWRFlushErr)
 	require.Equal(t, verbs.StateError, end.QP.State())
+	support.Object(t, "QP", "failure while it drains", verbs.StateError)
 }
 
 // TestDrainQueues: an idle queue pair has drained at once. Nothing that is posted then begins before RTS, neither a local
@@ -226,6 +233,7 @@ func TestDrainQueues(t *testing.T) {
 				}
 			}
 			end.ExpectSend(1, c.status)
+			support.Object(t, "QP", "request posted in SQD: "+name, fmt.Sprintf("begins in RTS: %v", c.status))
 		})
 	}
 }
@@ -261,6 +269,7 @@ func TestDrainAttributes(t *testing.T) {
 			require.Equal(t, uint64(2), end.Device.Counters().Transport.Timeouts)
 		})
 	}
+	support.Object(t, "QP", "TIMEOUT, RETRY_CNT and MAX_QP_RD_ATOMIC changed in SQD", "hold from RTS on")
 }
 
 // TestDrainAgain: every time in SQD is a new one.
@@ -296,4 +305,5 @@ func TestDrainLimitToZero(t *testing.T) {
 		end.ExpectSend(3, verbs.WCWRFlushErr)
 		p.ExpectNothing(time.Minute)
 	}
+	support.Object(t, "QP", "MAX_QP_RD_ATOMIC 0, set in SQD", verbs.WCLocQPOpErr)
 }

@@ -2,12 +2,14 @@ package puppet_test
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -87,6 +89,14 @@ func TestDuplicateAtomics(t *testing.T) {
 	require.Equal(t, map[string]uint64{"duplicate_unanswerable": uint64(len(none))}, drops(end))
 	require.True(t, bytes.Equal(image, end.MR.Bytes()))
 	require.Equal(t, verbs.StateRTS, end.QP.State())
+	for _, opcode := range []roce.Opcode{roce.RCFetchAdd, roce.RCCompareSwap} {
+		support.Opcode(t, opcode, support.Received)
+		support.Fault(t, fmt.Sprintf("duplicate of %v", opcode), support.Outcome{Wire: "what it found at first", Responder: "executes nothing twice"})
+		support.Fault(t, fmt.Sprintf("duplicate of %v, for something else", opcode), support.Outcome{
+			Wire: "nothing", Responder: roce.DropDuplicateUnanswerable,
+		})
+	}
+	support.Opcode(t, roce.RCAtomicAcknowledge, support.Sent)
 	p.Send(fetchAdd(end, 104, 1))
 	found(t, p, 104, 5, 1<<40)
 }
@@ -114,6 +124,11 @@ func TestDuplicateWriteAndFlush(t *testing.T) {
 	}
 	require.Equal(t, "own data", string(end.Bytes(word, 8)))
 	require.Equal(t, verbs.StateRTS, end.QP.State())
+	for _, opcode := range []roce.Opcode{roce.RCAtomicWrite, roce.RCFlush} {
+		support.Opcode(t, opcode, support.Received)
+		support.Fault(t, fmt.Sprintf("duplicate of %v", opcode), support.Outcome{Wire: "empty response", Responder: "executes nothing twice"})
+	}
+	support.Opcode(t, roce.RCReadResponseOnly, support.Sent)
 	p.Send(write(end, 100)) // of SEND and WRITE nothing has been executed that could be acknowledged
 	p.ExpectNothing(time.Second)
 }
@@ -151,6 +166,7 @@ func TestDuplicatesBeyondTheRing(t *testing.T) {
 		}
 		require.EqualValues(t, 1000+count-count/4, loadWord(end, word))
 	}
+	support.Fault(t, "duplicate of what is older than MAX_DEST_RD_ATOMIC requests", support.Outcome{Wire: "nothing"})
 }
 
 // TestDuplicateAtomicsInsideAMessage: a message that has half arrived is left alone, and the key of the atomic is not needed any
@@ -187,6 +203,7 @@ func TestDuplicateAtomicsInsideAMessage(t *testing.T) {
 		require.Equal(t, bytes.Repeat([]byte{0xBD}, 3072), end.Bytes(16384, 3072))
 		end.ExpectNoCompletion()
 	}
+	support.Fault(t, "duplicate of an atomic or FLUSH in the middle of a message", support.Outcome{Wire: "its answer", Responder: "goes on with the message"})
 }
 
 // TestDuplicateSendWithInvalidate: the key may be in use again by then.
@@ -211,6 +228,7 @@ func TestDuplicateSendWithInvalidate(t *testing.T) {
 	end.ExpectNoCompletion()
 	p.Send(access(roce.RCWriteOnly, 101, roce.RETHFields{VA: mr.Addr(), RKey: mr.RKey(), Length: 4}))
 	p.ExpectAck(101, 2)
+	support.Fault(t, fmt.Sprintf("duplicate of %v", packet.Opcode), support.Outcome{Wire: ack, Responder: "executes nothing twice"})
 }
 
 // TestDuplicatesAndNAKs: while a NAK is outstanding duplicates are served, and only the expected packet ends that.
@@ -258,6 +276,7 @@ func TestDuplicatesAndNAKs(t *testing.T) {
 			p.ExpectNAK(104, roce.SyndromeNAKSequence)
 		})
 	}
+	support.Fault(t, "duplicate while a NAK is outstanding", support.Outcome{Wire: "its answer"})
 }
 
 // TestOrderOfEveryAnswer: responses and acknowledgements leave in the order of the requests; an acknowledgement with a response
@@ -289,4 +308,5 @@ func TestOrderOfEveryAnswer(t *testing.T) {
 	found(t, p, 117, msn+5, loadWord(end, word))
 	p.ExpectNAK(118, refused).Says(refused, msn+5)
 	p.ExpectNothing(time.Second)
+	support.Object(t, "QP", "answers to requests of all kinds", "in the order of the requests")
 }

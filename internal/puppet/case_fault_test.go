@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -156,7 +157,7 @@ func faults() []fault {
 	type bth = []byte
 	addVA := func(n byte) func(bth) { return func(b bth) { b[12+7] += n } }
 	rows := []fault{
-		{name: "PSN after the expected", good: true, answer: roce.SyndromeAckNoCredits, psn: 41, sent: success,
+		{name: "PSN after the expected, once", good: true, answer: roce.SyndromeAckNoCredits, psn: 41, sent: success,
 			post: func(c *couple) []verbs.SendWR {
 				c.wire.Drop = puppet.Once(puppet.Is(roce.RCWriteOnly, 40))
 				return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, word, 8), c.request(2, verbs.WRRDMAWrite, word, 8)}
@@ -256,7 +257,7 @@ func faults() []fault {
 			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[3] ^= 1 })},
 		{name: "opcode that nobody has", silent: true, good: true, sent: verbs.WCRetryExcErr,
 			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[0] = 0x15 })},
-		{name: "damaged", silent: true, good: true, sent: verbs.WCRetryExcErr,
+		{name: "frame that is damaged every time", silent: true, good: true, sent: verbs.WCRetryExcErr,
 			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
 				c.wire.Change = func(frame []byte, _ *roce.Packet) { frame[len(frame)-5] ^= 1 }
 			})},
@@ -374,8 +375,20 @@ func (f fault) run(t *testing.T) {
 	if f.sent != success {
 		require.Equal(t, verbs.StateError, c.a.QP.State())
 	}
+	require.Empty(t, events(c.a), "its completions tell it all")
+	require.Equal(t, f.events(c), events(c.b))
+	outcome := support.Outcome{Wire: f.answer, Event: "none", Requester: f.sent}
+	for _, e := range f.events(c) {
+		outcome.Event = e.Type
+		support.Object(t, "Event", e.Type.String(), "request that is refused, if no receive tells of it")
+	}
+	if f.silent {
+		outcome.Wire = "nothing"
+	}
 	if f.good {
 		require.Equal(t, verbs.StateRTS, c.b.QP.State())
+		outcome.Responder = verbs.StateRTS
+		support.Fault(t, f.name, outcome)
 		return
 	}
 	require.Equal(t, verbs.StateError, c.b.QP.State())
@@ -385,4 +398,24 @@ func (f fault) run(t *testing.T) {
 	copy(image[f.placed:], c.b.Bytes(f.placed, f.bytes))
 	require.True(t, bytes.Equal(image, c.b.MR.Bytes()), "memory was changed")
 	c.b.ExpectNoCompletion()
+	outcome.Responder, outcome.Receive = verbs.StateError, f.recv
+	support.Fault(t, f.name, outcome)
+}
+
+// events is what b's program must be told beside its completions: the fault that ended its queue pair, unless a receive
+// completes with it (IBTA volume 1, section 11.6.3.2).
+func (f fault) events(c *couple) []verbs.AsyncEvent {
+	types := map[roce.Syndrome]verbs.EventType{invalid: verbs.EventQPReqErr, refused: verbs.EventQPAccessErr}
+	if event, fatal := types[f.answer]; fatal && f.recv == flushed {
+		return []verbs.AsyncEvent{{Type: event, QP: c.b.QP}}
+	}
+	return nil
+}
+
+// events takes the asynchronous events that wait at an end.
+func events(end *puppet.End) (list []verbs.AsyncEvent) {
+	for e, found := end.Device.PollAsyncEvent(); found; e, found = end.Device.PollAsyncEvent() {
+		list = append(list, e)
+	}
+	return list
 }

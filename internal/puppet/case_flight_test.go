@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -106,6 +107,7 @@ func TestMaxRDAtomicMixed(t *testing.T) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
+	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight", "at most MAX_QP_RD_ATOMIC, and as many if there are")
 }
 
 // TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart move
@@ -158,6 +160,7 @@ func TestReadPieces(t *testing.T) {
 			})
 		}
 	}
+	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
 // middleOrLast is an opcode that a response with this payload may have.
@@ -194,6 +197,7 @@ func TestCase_B17_ReadRestart(t *testing.T) {
 	p.Respond(roce.RCReadResponseLast, 1, piece(4))
 	end.ExpectSend(1, verbs.WCSuccess)
 	require.Equal(t, bytes.Join([][]byte{piece(1), piece(2), piece(3), piece(4)}, nil), end.Bytes(0, 4096))
+	support.Fault(t, "packets lost where PSNs wrap", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B17_Refused: the completion of a request that is refused behind the wrap names the right PSN.
@@ -205,6 +209,7 @@ func TestCase_B17_Refused(t *testing.T) {
 	p.NAK(0, roce.SyndromeNAKRemoteAccess)
 	end.ExpectSend(1, verbs.WCSuccess)
 	require.Equal(t, roce.PSN(0), end.ExpectSend(2, verbs.WCRemAccessErr).PSN)
+	support.Fault(t, "answer: "+roce.SyndromeNAKRemoteAccess.String(), support.Outcome{Requester: verbs.WCRemAccessErr})
 }
 
 // TestCase_B17_Atomics: atomics over the wrap, with requests and answers lost around it, are each executed once.
@@ -243,4 +248,5 @@ func TestCase_B17_Atomics(t *testing.T) {
 			}
 		}
 	}
+	support.Fault(t, "packets lost where PSNs wrap", support.Outcome{Requester: verbs.WCSuccess})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -107,6 +108,10 @@ func TestSendWithInvalidate(t *testing.T) {
 					end.ExpectRecv(2, verbs.WCWRFlushErr)
 					p.Send(write(end, packet.PSN+1))
 					p.ExpectNothing(time.Second)
+					require.Empty(t, events(end))
+					support.Fault(t, "SEND with invalidate, of: "+name, support.Outcome{
+						Wire: ack, Responder: verbs.StateError, Receive: verbs.WCRemInvReqErr, Event: "none",
+					})
 					return
 				}
 				wc := end.ExpectRecv(1, verbs.WCSuccess)
@@ -117,6 +122,8 @@ func TestSendWithInvalidate(t *testing.T) {
 				p.Send(reach(roce.RCReadRequest, packet.PSN+1, key, 0x1000, 8))
 				p.ExpectNAK(packet.PSN+1, refused)
 				end.ExpectRecv(2, verbs.WCWRFlushErr)
+				support.Opcode(t, packet.Opcode, support.Received)
+				support.Object(t, "MR and MW", "SEND with invalidate, of: "+name, verbs.WCSuccess)
 			})
 		}
 	}
@@ -134,6 +141,7 @@ func TestInvalidateItself(t *testing.T) {
 	p.ExpectAck(101, 1)
 	require.EqualValues(t, 2048, end.ExpectRecv(1, verbs.WCSuccess).ByteLen)
 	require.Equal(t, append(bytes.Repeat([]byte{1}, 1024), bytes.Repeat([]byte{2}, 1024)...), mr.Bytes())
+	support.Object(t, "MR and MW", "SEND with invalidate, of the receive's own key", "data are placed first")
 }
 
 // endings are the ways in which a key can go away while b answers; each returns what makes the key and what ends it.
@@ -244,6 +252,8 @@ func TestCase_B12_EveryWay(t *testing.T) {
 			require.Less(t, int(psn), 100+size/1024)
 			require.Equal(t, verbs.StateError, b.QP.State())
 			p.ExpectNothing(time.Second)
+			require.Equal(t, []verbs.AsyncEvent{{Type: verbs.EventQPAccessErr, QP: b.QP}}, events(b))
+			support.Fault(t, "READ while its key goes by "+name, support.Outcome{Wire: refused, Responder: verbs.StateError, Event: verbs.EventQPAccessErr})
 		})
 	}
 }
@@ -279,6 +289,7 @@ func TestCase_B12_Requester(t *testing.T) {
 			require.Less(t, got, size)
 			require.True(t, bytes.Equal(buffer[:got], a.Bytes(0, got)))
 			require.True(t, bytes.Equal(make([]byte, size-got), a.Bytes(got, size-got)))
+			support.Fault(t, "READ while its key goes by "+name, support.Outcome{Requester: wc.Status})
 		})
 	}
 }

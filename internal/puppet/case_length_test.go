@@ -166,8 +166,11 @@ func TestSendTooLong(t *testing.T) {
 			end.ExpectRecv(1, verbs.WCLocLenErr)
 			end.ExpectRecv(2, verbs.WCWRFlushErr)
 			require.Equal(t, verbs.StateError, end.QP.State())
+			require.Empty(t, events(end))
 			require.True(t, bytes.Equal(behind, end.MR.Bytes()[64+c.room:]), "bytes behind the receive were written")
 		})
 	}
-	support.Fault(t, "SEND longer than the receive", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.WCLocLenErr})
+	support.Fault(t, "SEND longer than the receive", support.Outcome{
+		Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError, Receive: verbs.WCLocLenErr, Event: "none",
+	})
 }

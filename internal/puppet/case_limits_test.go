@@ -2,11 +2,13 @@ package puppet_test
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -35,6 +37,10 @@ func TestTooManyInFlight(t *testing.T) {
 			c.b.ExpectRecv(1, flushed)
 			require.Equal(t, verbs.StateError, c.b.QP.State())
 			require.True(t, bytes.Equal(image, c.b.MR.Bytes()))
+			require.Equal(t, []verbs.AsyncEvent{{Type: verbs.EventQPReqErr, QP: c.b.QP}}, events(c.b))
+			support.Fault(t, operation.String()+", one in flight more than granted", support.Outcome{
+				Wire: invalid, Responder: verbs.StateError, Receive: flushed, Event: verbs.EventQPReqErr, Requester: verbs.WCRemInvReqErr,
+			})
 		})
 	}
 }
@@ -63,6 +69,10 @@ func TestNotReady(t *testing.T) {
 				require.Empty(t, c.wire.From(c.b))
 				require.Equal(t, state, c.b.QP.State())
 				require.True(t, bytes.Equal(image, c.b.MR.Bytes()))
+				require.Empty(t, events(c.b))
+				support.Fault(t, fmt.Sprintf("any request to a queue pair in %v", state), support.Outcome{
+					Wire: "nothing", Responder: state, Event: "none", Requester: verbs.WCRetryExcErr,
+				})
 			})
 		}
 	}
@@ -91,6 +101,17 @@ func TestReceiveCQFull(t *testing.T) {
 				require.Equal(t, uint64(i), wc.WRID)
 				require.Equal(t, success, wc.Status)
 			}
+			told := events(c.b)
+			require.ElementsMatch(t, []verbs.AsyncEvent{
+				{Type: verbs.EventCQErr, CQ: c.b.RecvCQ}, {Type: verbs.EventQPFatal, QP: c.b.QP},
+			}, told)
+			for _, e := range told {
+				support.Object(t, "Event", e.Type.String(), nil)
+			}
+			support.Fault(t, "receive CQ full", support.Outcome{
+				Wire: "nothing", Responder: verbs.StateError, Event: fmt.Sprintf("%v, %v", verbs.EventCQErr, verbs.EventQPFatal),
+				Requester: verbs.WCRetryExcErr,
+			})
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -72,6 +73,7 @@ func TestCase_B10_Answered(t *testing.T) {
 				p.ExpectPacket(roce.RCSendOnly, 43)
 				end.ExpectSend(1, verbs.WCSuccess)
 				end.ExpectNoCompletion()
+				support.Object(t, "Fence", "behind "+a.operation.String(), "waits for the response")
 			})
 		}
 	}
@@ -85,6 +87,7 @@ func TestCase_B10_WriteThenFenced(t *testing.T) {
 		first := p.Expect()
 		require.Equal(t, first.At, p.ExpectPacket(roce.RCReadRequest, 41).At)
 		p.ExpectNothing(time.Millisecond)
+		support.Object(t, "Fence", "behind "+before.String(), "waits for nothing")
 	}
 }
 
@@ -107,6 +110,7 @@ func TestCase_B10_SentAgain(t *testing.T) {
 		p.NAK(42, roce.SyndromeNAKSequence)
 		p.ExpectPacket(roce.RCSendOnly, 42)
 	}
+	support.Object(t, "Fence", "when what is around it is sent again", "waits no longer and no shorter")
 }
 
 // TestCase_B10_LocalInvalidate: local invalidate and fast registration wait for everything before them, without a fence:
@@ -149,6 +153,7 @@ func TestCase_B10_LocalInvalidate(t *testing.T) {
 			end.ExpectSend(5, verbs.WCSuccess)
 			p.Send(puppet.Packet{Opcode: roce.RCReadRequest, PSN: peer + 1, RETH: roce.RETHFields{RKey: open.RKey, Length: 1}, AckRequest: true})
 			p.ExpectNAK(peer+1, roce.SyndromeNAKRemoteAccess)
+			support.Object(t, "QP", "registration and local invalidate behind "+before.String(), "wait until that is complete")
 		})
 	}
 }
@@ -168,10 +173,12 @@ func TestCase_B10_Bind(t *testing.T) {
 			if fence == 0 {
 				p.Send(peer)
 				p.ExpectPacket(roce.RCReadResponseOnly, 100).Carries(end.Bytes(0, 4))
+				support.Object(t, "QP", fmt.Sprintf("%v behind %v, no fence", bind.Opcode, a.operation), "waits for nothing")
 				peer.PSN++
 			} else if a.isAtomic() { // with the other kinds it shows that the binding is executed in the end
 				p.Send(peer)
 				p.ExpectNAK(100, roce.SyndromeNAKRemoteAccess)
+				support.Object(t, "QP", fmt.Sprintf("%v behind %v, fenced", bind.Opcode, a.operation), "waits for the response")
 				continue
 			}
 			a.respond(p, 40, testWord)
@@ -212,6 +219,7 @@ func TestBindOnce(t *testing.T) {
 			})
 		}
 	}
+	support.Object(t, "QP", verbs.WRBindMW.String()+" while what is around it is sent again", "once")
 }
 
 // TestManyLocal: more local operations in a row than are executed at a time, with nothing to send between them.
@@ -231,6 +239,7 @@ func TestManyLocal(t *testing.T) {
 		require.Equal(t, uint64(i), wc.WRID)
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 	}
+	support.Object(t, "QP", "120 local operations in a row", verbs.WCSuccess)
 }
 
 // TestCase_B21_Kinds: the local fault of the third request, by kind. The first two run to their end, though they are sent again;
@@ -267,9 +276,9 @@ func TestCase_B21_Kinds(t *testing.T) {
 		"invalidate, free":    {func(end *puppet.End) verbs.SendWR { return invalidate(end, 3, fast(end, 0).RKey) }, verbs.WCLocQPOpErr},
 		"register, plain":     {func(end *puppet.End) verbs.SendWR { wr := fast(end, 3); wr.RKey = end.MR.RKey(); return wr }, verbs.WCLocQPOpErr},
 		"register, rights":    {func(end *puppet.End) verbs.SendWR { wr := fast(end, 3); wr.Access = 2; return wr }, verbs.WCLocQPOpErr},
-		"compare-and-swap":    {onReadOnly(verbs.WRAtomicCmpAndSwp), verbs.WCLocProtErr},
-		"fetch-and-add":       {onReadOnly(verbs.WRAtomicFetchAdd), verbs.WCLocProtErr},
-		"READ":                {onReadOnly(verbs.WRRDMARead), verbs.WCLocProtErr},
+		"swap into read-only": {onReadOnly(verbs.WRAtomicCmpAndSwp), verbs.WCLocProtErr},
+		"add into read-only":  {onReadOnly(verbs.WRAtomicFetchAdd), verbs.WCLocProtErr},
+		"READ into read-only": {onReadOnly(verbs.WRRDMARead), verbs.WCLocProtErr},
 		"atomic write, key": {func(end *puppet.End) verbs.SendWR {
 			wr := end.Request(3, verbs.WRAtomicWrite, 0, 8)
 			wr.SGList[0].LKey ^= 1
@@ -305,6 +314,7 @@ func TestCase_B21_Kinds(t *testing.T) {
 			require.Equal(t, verbs.StateError, end.QP.State())
 			p.ExpectNothing(time.Minute)
 			end.ExpectNoCompletion()
+			support.Fault(t, "send request that is not good: "+name, support.Outcome{Requester: c.status})
 		})
 	}
 }
@@ -340,5 +350,6 @@ func TestCase_B21_MaxRDAtomicZero(t *testing.T) {
 		end.ExpectSend(2, verbs.WCLocQPOpErr)
 		end.ExpectSend(3, verbs.WCWRFlushErr)
 		p.ExpectNothing(time.Minute)
+		support.Fault(t, a.operation.String()+" with MAX_QP_RD_ATOMIC 0", support.Outcome{Requester: verbs.WCLocQPOpErr})
 	}
 }

@@ -165,7 +165,7 @@ func TestCase_B3(t *testing.T) {
 	p.Ack(42, 3)
 	end.ExpectSend(3, verbs.WCSuccess)
 	p.ExpectNothing(time.Minute)
-	support.Fault(t, "READ response lost, a later request acknowledged", support.Outcome{Requester: "asks again, at once"})
+	support.Fault(t, "response to "+verbs.WRRDMARead.String()+" lost, a later request answered", support.Outcome{Requester: "asks again, at once"})
 }
 
 // TestCase_B3_Partial: part of the response has come. The READ is asked for from the first missing packet on; the

@@ -250,7 +250,12 @@ func TestRights(t *testing.T) {
 			a := p.Expect()
 			require.Equal(t, roce.PSN(100), a.PSN)
 			require.Equal(t, c.want, a.AETH().Syndrome(), "%v", a)
-			support.Fault(t, "rights of queue pair and region: "+name, support.Outcome{Wire: c.want, Responder: end.QP.State()})
+			state := verbs.StateError
+			if c.want.IsAck() {
+				state = verbs.StateRTS
+			}
+			require.Equal(t, state, end.QP.State())
+			support.Fault(t, "rights of queue pair and region: "+name, support.Outcome{Wire: c.want, Responder: state})
 		})
 	}
 }

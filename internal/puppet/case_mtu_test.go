@@ -85,15 +85,31 @@ func move(t *testing.T, a, b *puppet.End, operation verbs.WROpcode, length, offs
 	require.True(t, bytes.Equal(untouched, source.MR.Bytes()), "%v of %d bytes: source was changed", operation, length)
 }
 
+// cut are the opcodes of a message's packets: first, middle, last, only. Those of a READ are of its responses.
+var cut = map[verbs.WROpcode][4]roce.Opcode{
+	verbs.WRSend:             {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
+	verbs.WRSendWithImm:      {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImmediate, roce.RCSendOnlyImmediate},
+	verbs.WRSendWithInv:      {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastInvalidate, roce.RCSendOnlyInvalidate},
+	verbs.WRRDMAWrite:        {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteOnly},
+	verbs.WRRDMAWriteWithImm: {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImmediate, roce.RCWriteOnlyImmediate},
+	verbs.WRRDMARead:         {roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseLast, roce.RCReadResponseOnly},
+}
+
+// place is the opcode of packet i of a message of count packets.
+func place(operation verbs.WROpcode, i, count int) roce.Opcode {
+	switch {
+	case count == 1:
+		return cut[operation][3]
+	case i == 0:
+		return cut[operation][0]
+	case i == count-1:
+		return cut[operation][2]
+	}
+	return cut[operation][1]
+}
+
 // checkPackets compares what went over the wire with what a message of that length is cut into.
 func checkPackets(t *testing.T, wire *puppet.Wire, a, b *puppet.End, operation verbs.WROpcode, length, P int) {
-	places := map[verbs.WROpcode][4]roce.Opcode{ // first, middle, last, only
-		verbs.WRSend:             {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
-		verbs.WRSendWithImm:      {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImmediate, roce.RCSendOnlyImmediate},
-		verbs.WRRDMAWrite:        {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteOnly},
-		verbs.WRRDMAWriteWithImm: {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImmediate, roce.RCWriteOnlyImmediate},
-		verbs.WRRDMARead:         {roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseLast, roce.RCReadResponseOnly},
-	}[operation]
 	packets := wire.From(a)
 	if operation == verbs.WRRDMARead {
 		require.Len(t, packets, 1)
@@ -105,16 +121,7 @@ func checkPackets(t *testing.T, wire *puppet.Wire, a, b *puppet.End, operation v
 	count := (length + P - 1) / P
 	require.Len(t, packets, count, "%v of %d bytes", operation, length)
 	for i, p := range packets {
-		want := places[1]
-		switch {
-		case count == 1:
-			want = places[3]
-		case i == 0:
-			want = places[0]
-		case i == count-1:
-			want = places[2]
-		}
-		require.Equal(t, want, p.Opcode, "%v of %d bytes, packet %d", operation, length, i)
+		require.Equal(t, place(operation, i, count), p.Opcode, "%v of %d bytes, packet %d", operation, length, i)
 		require.Equal(t, packets[0].PSN.Add(uint32(i)), p.PSN)
 		require.Equal(t, min(P, length-i*P), p.Length)
 		support.Opcode(t, p.Opcode, support.Sent, support.Received) // by one end and by the other

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -108,8 +109,12 @@ func TestOrderOfChecks(t *testing.T) {
 					p.Send(packet)
 					a := p.ExpectPacket(roce.RCAcknowledge, psn)
 					require.Equal(t, first.answer, a.AETH().Syndrome(), "%v", a)
-					goesOn := first.answer.IsRNR() || first.answer == roce.SyndromeNAKSequence
-					require.Equal(t, goesOn, end.QP.State() == verbs.StateRTS)
+					state := verbs.StateError
+					if first.answer.IsRNR() || first.answer == roce.SyndromeNAKSequence {
+						state = verbs.StateRTS
+					}
+					require.Equal(t, state, end.QP.State())
+					support.Fault(t, "several faults, first: "+first.name, support.Outcome{Wire: first.answer, Responder: state})
 					if !first.answer.IsAck() {
 						require.True(t, image == string(end.MR.Bytes()), "memory was changed")
 						_, err := mr.LoadUint64(0)

@@ -277,7 +277,7 @@ func TestMaxRDAtomicZero(t *testing.T) {
 	end.ExpectSend(1, verbs.WCSuccess)
 	end.ExpectSend(2, verbs.WCLocQPOpErr)
 	p.ExpectNothing(time.Second)
-	support.Fault(t, "READ with MAX_QP_RD_ATOMIC 0", support.Outcome{Requester: verbs.WCLocQPOpErr})
+	support.Fault(t, verbs.WRRDMARead.String()+" with MAX_QP_RD_ATOMIC 0", support.Outcome{Requester: verbs.WCLocQPOpErr})
 }
 
 // TestWindow: no more frames are in flight than the window has room for, READ responses included; every

@@ -395,12 +395,15 @@ func TestReadyToReceive(t *testing.T) {
 		verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|verbs.QPMaxDestRDAtomic|verbs.QPMinRNRTimer))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
+	require.Equal(t, []verbs.AsyncEvent{{Type: verbs.EventCommEst, QP: end.QP}}, events(end))
 	p.Ack(40, 1)
 	p.NAK(40, roce.SyndromeNAKRemoteAccess)
 	p.Send(read(end, 101, 0, 8))
 	expectRead(p, end, 101, 2, 0, 8)
 	require.Equal(t, verbs.StateRTR, end.QP.State())
 	require.Equal(t, map[string]uint64{"qp_state": 4}, drops(end))
+	require.Empty(t, events(end))
+	support.Object(t, "Event", verbs.EventCommEst.String(), "first request that comes in RTR, once")
 	support.Fault(t, "packet before RTR, or response before RTS", support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
 }
 

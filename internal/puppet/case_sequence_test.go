@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -167,6 +168,8 @@ func TestOpcodeSequence(t *testing.T) {
 				}
 				p.ExpectNAK(psn-1, roce.SyndromeNAKInvalidRequest).Says(roce.SyndromeNAKInvalidRequest, msn)
 				require.Equal(t, verbs.StateError, end.QP.State())
+				support.Opcode(t, opcode, support.Refused)
+				support.Fault(t, "request out of sequence", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 			})
 		}
 	}
@@ -242,6 +245,9 @@ func TestCase_A6_EveryOpcode(t *testing.T) {
 				require.Equal(t, verbs.StateError, end.QP.State())
 				require.True(t, bytes.Equal(image, end.MR.Bytes()), "memory was changed")
 				p.ExpectNothing(time.Second)
+				support.Fault(t, "payload that does not fit its place in the message", support.Outcome{
+					Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError,
+				})
 			})
 		}
 	}
@@ -272,6 +278,9 @@ func TestCase_A6_Pad(t *testing.T) {
 				}
 				p.ExpectNAK(100, roce.SyndromeNAKInvalidRequest)
 				require.Equal(t, verbs.StateError, end.QP.State())
+				support.Fault(t, "pad count that does not fit the length", support.Outcome{
+					Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError,
+				})
 			})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -30,6 +31,7 @@ func TestAckTimeouts(t *testing.T) {
 		p.Ack(40, 1)
 		end.ExpectSend(1, verbs.WCSuccess)
 	}
+	support.Object(t, "QP", "ACK timeout, codes 1 to 31", "4.096 µs, doubled as often as the code says")
 }
 
 // TestCase_B9_Answered: a peer that dies with one of these in flight is given up as soon as with a SEND, after exactly 1 + 7
@@ -49,6 +51,7 @@ func TestCase_B9_Answered(t *testing.T) {
 			require.EqualValues(t, 7, wc.Retries)
 			end.ExpectSend(2, verbs.WCWRFlushErr)
 			p.ExpectNothing(time.Hour)
+			support.Fault(t, "peer gone", support.Outcome{Requester: wc.Status})
 		}
 	}
 }
@@ -66,6 +69,7 @@ func TestCase_B9_NeverAnswered(t *testing.T) {
 		end.ExpectNoCompletion()
 		a.respond(p, 40, testWord)
 		end.ExpectSend(1, verbs.WCSuccess)
+		support.Fault(t, "peer gone, timeout 0", support.Outcome{Requester: "waits for ever"})
 	}
 }
 
@@ -121,6 +125,7 @@ func TestRetryReloadKinds(t *testing.T) {
 			require.EqualValues(t, 2, wc.Retries)
 			require.EqualValues(t, 1, wc.RNRRetries)
 			p.ExpectNothing(time.Minute)
+			support.Object(t, "QP", "progress by "+name, "RETRY_CNT and RNR_RETRY count anew")
 		})
 	}
 }
@@ -157,6 +162,7 @@ func TestCountersApart(t *testing.T) {
 			})
 		}
 	}
+	support.Object(t, "QP", "RETRY_CNT and RNR_RETRY", "counted apart")
 }
 
 // TestOneRecovery: whatever tells of one loss starts one resend; a timeout starts another.
@@ -192,6 +198,7 @@ func TestOneRecovery(t *testing.T) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
+	support.Fault(t, "packet lost, which several answers tell", support.Outcome{Requester: "sends again once"})
 }
 
 // TestCase_B6_Atomics: neither the ACK timeout of 4 ms nor news of the packets behind cuts the RNR wait of 41 ms short, when
@@ -228,6 +235,7 @@ func TestCase_B6_Atomics(t *testing.T) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
+	support.Fault(t, "no receive is posted in time for the ACK timeout", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B6_BothEnds is B6 between two queue pairs: the receive is posted after 20 ms.
@@ -248,6 +256,7 @@ func TestCase_B6_BothEnds(t *testing.T) {
 	require.Len(t, packets, 4)
 	require.Equal(t, 40960*time.Microsecond+2*latency, packets[2].At-packets[0].At)
 	require.Equal(t, uint64(1), wordAt(b, 7))
+	support.Fault(t, "no receive is posted in time for the ACK timeout", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 // TestCase_B7_Destroy: a queue pair that is refused for ever is destroyed at once, in the wait and outside of it, and leaves no
@@ -282,4 +291,5 @@ func TestCase_B7_Destroy(t *testing.T) {
 		p.Send(write(end, 100)) // the device is well
 		p.ExpectAck(100, 1)
 	}
+	support.Object(t, "QP", "Destroy while the peer refuses for ever with RNR NAKs", "at once")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/puppet"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -97,6 +98,9 @@ func TestCase_C1_Words(t *testing.T) {
 					{base + size, refused}, {base - 8, refused}, {base + 1<<32, refused}, {base + 1<<63, refused}, {1<<63 - 8, refused},
 				} {
 					require.Equal(t, c.want, r.try(opcode, key, c.va, 8), "%v at %#x of the %s at %#x", opcode, c.va, what, base)
+					if c.want == refused {
+						support.Fault(t, "any operation beyond the "+what, support.Outcome{Wire: c.want})
+					}
 				}
 			}
 		}
@@ -120,11 +124,17 @@ func TestCase_C2_Keys(t *testing.T) {
 	r := &tries{t: t, end: end, p: p}
 	w := newWindow(end, verbs.MWType2)
 	for _, key := range []uint32{0, 1<<32 - 1, w.RKey(), end.MR.RKey() ^ 1} {
-		require.Equal(t, ack, r.try(roce.RCWriteOnly, key, 1<<64-1, 0))
-		require.Equal(t, ack, r.try(roce.RCReadRequest, key, 1<<64-1, 0))
-		require.Equal(t, refused, r.try(roce.RCFlush, key, 1<<64-1, 0))
-		require.Equal(t, refused, r.try(roce.RCFetchAdd, key, 0, 0))
-		require.Equal(t, invalid, r.try(roce.RCAtomicWrite, key, 0, 0))
+		for _, c := range []struct {
+			opcode roce.Opcode
+			va     uint64
+			want   roce.Syndrome
+		}{
+			{roce.RCWriteOnly, 1<<64 - 1, ack}, {roce.RCReadRequest, 1<<64 - 1, ack}, {roce.RCFlush, 1<<64 - 1, refused},
+			{roce.RCFetchAdd, 0, refused}, {roce.RCAtomicWrite, 0, invalid},
+		} {
+			require.Equal(t, c.want, r.try(c.opcode, key, c.va, 0))
+			support.Fault(t, fmt.Sprintf("wrong key with length 0 in %v", c.opcode), support.Outcome{Wire: c.want})
+		}
 	}
 	require.Equal(t, ack, r.try(roce.RCFlush, end.MR.RKey(), end.MR.Addr(), 0))
 }
@@ -167,6 +177,15 @@ func TestWindowRange(t *testing.T) {
 							}
 						}
 						require.True(t, bytes.Equal(image, end.MR.Bytes()))
+						based := ""
+						if zeroBased {
+							based = ", zero-based"
+						}
+						within := "within"
+						if c.want == refused {
+							within = "beyond"
+						}
+						support.Object(t, fmt.Sprintf("MW type %d", kind), "access "+within+" the window"+based, c.want)
 					})
 				}
 			}
@@ -197,6 +216,7 @@ func TestWindowRights(t *testing.T) {
 					bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 64, Access: c.window})
 					p.Send(reach(opcode, 100, w.RKey(), 8, 8))
 					require.Equal(t, c.want, p.Expect().AETH().Syndrome())
+					support.Object(t, fmt.Sprintf("MW type %d", kind), "access that is a right of: "+name, c.want)
 				})
 			}
 		}
@@ -210,6 +230,7 @@ func TestWindowRights(t *testing.T) {
 			bind(end, w, verbs.WCMWBindErr, verbs.MWBind{MR: mr, Length: 64, Access: right})
 			r := &tries{t: t, end: end, p: p}
 			require.Equal(t, refused, r.try(roce.RCWriteOnly, w.RKey(), 8, 8))
+			support.Object(t, fmt.Sprintf("MW type %d", kind), "bind with a right to change what its owner may not", verbs.WCMWBindErr)
 		}
 	}
 }
@@ -242,6 +263,8 @@ func TestWindowRebound(t *testing.T) {
 		require.Equal(t, refused, r.try(roce.RCReadRequest, key, end.MR.Addr()+3000, 8))
 	}
 	require.Equal(t, ack, r.try(roce.RCReadRequest, end.MR.RKey(), end.MR.Addr()+3000, 8))
+	support.Object(t, "MW type 1", "key and range of an earlier binding", refused)
+	support.Object(t, "MW type 1", "bind of length 0, then access", refused)
 }
 
 // TestWindowOwner: a type 2 window is for the queue pair that bound it, a type 1 window for all of the domain.
@@ -260,6 +283,7 @@ func TestWindowOwner(t *testing.T) {
 			}
 			r := &tries{t: t, end: end, p: p}
 			require.Equal(t, want, r.try(opcode, w.RKey(), base, 8), "type %d, %v", kind, opcode)
+			support.Object(t, fmt.Sprintf("MW type %d", kind), "access by another queue pair of the domain", want)
 
 			// It is of another domain for all others.
 			pd, err := end.Device.AllocPD()
@@ -269,6 +293,7 @@ func TestWindowOwner(t *testing.T) {
 			p.ConnectQP(end.Device, stranger)
 			p.Send(reach(opcode, 100, w.RKey(), base, 8))
 			p.ExpectNAK(100, refused)
+			support.Object(t, fmt.Sprintf("MW type %d", kind), "access by a queue pair of another domain", refused)
 			require.NoError(t, stranger.Destroy())
 			require.NoError(t, pd.Dealloc())
 		}

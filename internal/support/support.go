@@ -54,7 +54,8 @@ const (
 	Codec    How = "parsed and built"   // the bytes of somebody else's packet, taken apart and made again
 	Sent     How = "sent"               // by a queue pair, as the specification has it
 	Received How = "received"           // by a queue pair, which did what it asks for
-	Refused  How = "refused with a NAK" // by a queue pair, as an invalid request
+	Looped   How = "over loopback"      // between queue pairs of one process, both of the above
+	Refused  How = "refused with a NAK" // by a queue pair, as an invalid or forbidden request, or in the wrong place
 	Ignored  How = "dropped"            // by a queue pair, without an answer
 )
 
@@ -78,13 +79,15 @@ func Transition(t testing.TB, from, to, attribute fmt.Stringer, rule string) {
 // Outcome is what a fault leads to. A test leaves nil what it did not look at: other tests may fill it in.
 type Outcome struct {
 	Wire      any // what the responder answers
-	Responder any // what becomes of the queue pair, or of the receive, that the fault reaches
+	Responder any // what becomes of the queue pair that the fault reaches
+	Receive   any // the status of that queue pair's oldest receive
+	Event     any // the asynchronous event of that queue pair, or "none"
 	Requester any // what the requester does, or the status of its completion
 }
 
 // Fault records what a fault leads to.
 func Fault(t testing.TB, fault string, o Outcome) {
-	add(t, TableFault, []any{fault}, []any{o.Wire, o.Responder, o.Requester})
+	add(t, TableFault, []any{fault}, []any{o.Wire, o.Responder, o.Receive, o.Event, o.Requester})
 }
 
 // Limit records the words with which something beyond a limit is refused.

@@ -40,7 +40,7 @@ func TestRecords(t *testing.T) {
 		row(TableOpcode, []string{"RC_SEND_ONLY", "received"}, []string{}),
 		row(TableTransition, []string{"RTR", "RTS", "TIMEOUT"}, []string{"required"}),
 		row(TableTransition, []string{"RTS", "ERR", ""}, []string{""}),
-		row(TableFault, []string{"loss"}, []string{"", "", "again"}),
+		row(TableFault, []string{"loss"}, []string{"", "", "", "", "again"}),
 		row(TableLimit, []string{"memory", "too much"}, []string{}),
 		row(TableObject, []string{"PD", "Dealloc in use"}, []string{"EBUSY"}),
 	}, records)

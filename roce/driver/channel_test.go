@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/queue"
 )
 
@@ -67,6 +68,7 @@ func TestArmConcurrent(t *testing.T) {
 	}
 	require.NoError(t, cq.Close())
 	require.NoError(t, ch.Close())
+	support.Object(t, "CompChannel", "ReqNotify while a completion is made", "no event is lost")
 }
 
 // TestChannelFollowsShards: a blocked Get watches every shard that a queue pair of its CQs comes to, from then on.

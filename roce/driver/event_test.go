@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -90,6 +91,7 @@ func TestEventsCoalesce(t *testing.T) {
 	(*qpEvents)(q).Event(transport.EventQPFatal)
 	e, _ = d.PollAsyncEvent()
 	require.Equal(t, transport.EventQPFatal, e.Type)
+	support.Object(t, "Event", "the same of the same object, again", "waits once")
 }
 
 // TestForgottenEvents: with an object its events go, those that come late as well.
@@ -105,6 +107,7 @@ func TestForgottenEvents(t *testing.T) {
 	require.Equal(t, AsyncEvent{Type: transport.EventCommEst, QP: q}, e)
 	_, found := d.PollAsyncEvent()
 	require.False(t, found)
+	support.Object(t, "Event", "of objects that are destroyed", "gone")
 }
 
 // TestGetAsyncEvent: each of many waiting goroutines gets one of as many events; a context and the device's end end it.
@@ -144,6 +147,7 @@ func TestGetAsyncEvent(t *testing.T) {
 	go func() { _, err := other.GetAsyncEvent(ctx); done <- err }()
 	close(other.done)
 	require.ErrorIs(t, <-done, ErrClosed)
+	support.Object(t, "Event", "GetAsyncEvent by several goroutines", "one event for each")
 }
 
 // TestArmsAreIndependent: a program's request for an event and a blocked wait ask for the same completion; each is served,
@@ -190,6 +194,7 @@ func TestArmsAreIndependent(t *testing.T) {
 	cq.sleepers.remove(w)
 	require.NoError(t, cq.Close())
 	require.NoError(t, ch.Close())
+	support.Object(t, "CompChannel", "ReqNotify beside a blocked Wait", "both are served")
 }
 
 // TestEndOfMovedQP: a CQ overruns at one shard while its other QP moves to a third; the doorbell follows it.
@@ -204,4 +209,5 @@ func TestEndOfMovedQP(t *testing.T) {
 	e, found := d.PollAsyncEvent()
 	require.True(t, found)
 	require.Equal(t, AsyncEvent{Type: transport.EventQPFatal, QP: q}, e)
+	support.Object(t, "Event", transport.EventQPFatal.String(), nil)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/link/loop"
@@ -138,6 +139,7 @@ func TestLoopbackWaitsForTheInbox(t *testing.T) {
 	require.True(t, sa.engine.Idle())
 	require.Zero(t, sa.queue.Counters(), "nothing went over the wire")
 	require.Zero(t, sb.queue.Counters())
+	support.Object(t, "Loopback", "peer that is too slow", "the sender waits, nothing is lost")
 }
 
 // TestInboxOfSilentPeer: whoever drains an inbox has the queue pairs go on that found it full, also where no answer does so
@@ -254,6 +256,7 @@ func TestLastFramesOfAClosedDevice(t *testing.T) {
 	require.Greater(t, len(more)*window, loop.Slots)
 	require.EqualValues(t, len(more)*window, sb.engine.Counters().SentPackets-sent)
 	require.True(t, sb.engine.Idle())
+	support.Object(t, "Loopback", "from a device that is closed", "what it has sent arrives")
 }
 
 // TestWithin: an address leads into the process if it is the device's own, or that of an open device of the same network.
@@ -286,6 +289,7 @@ func TestWithin(t *testing.T) {
 	require.Nil(t, found)
 	b.close(t)
 	require.Nil(t, find(a, b, 0), "closed")
+	support.Object(t, "Loopback", "to an address of the device itself or of an open device of its network", "within the process")
 }
 
 // TestErrands: each shard is run twice at most, and what is left is left to its sleeper.

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/internal/support"
 )
 
 // bench is a table with a domain, a stranger to it, and two queue pairs of the domain.
@@ -200,6 +202,7 @@ func TestReregister(t *testing.T) {
 	require.Equal(t, 1, b.table.Count())
 	require.NoError(t, b.table.Deregister(old))
 	require.Zero(t, b.table.Count())
+	support.Object(t, "MR", "Rereg of rights, PD, buffer or address", "the key stays, what was changed counts")
 }
 
 // TestKeysOfAllocations: an index that comes back never has the low byte that opened something last.

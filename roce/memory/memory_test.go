@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/xroce/xroce/internal/support"
 )
 
 // near draws numbers of which many are close to the ends of the address space or to others of interest.
@@ -215,6 +217,7 @@ func TestZeroBased(t *testing.T) {
 	require.Zero(t, region.Address())
 	require.Equal(t, FaultNone, user.Check(p, 0, Range{region.Key(), 0, 16}))
 	require.Equal(t, FaultBounds, user.Check(p, 0, Range{region.Key(), 1<<64 - 1, 1}))
+	support.Object(t, "MR", "with AccessZeroBased", "addresses from 0 on")
 }
 
 // TestCheckRegion: everything but the range.

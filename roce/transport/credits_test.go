@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -72,4 +73,5 @@ func TestCreditsModel(t *testing.T) {
 			"": func(*rapid.T) { check() },
 		})
 	})
+	support.Object(t, "Credits", "over several times 2^24 messages", "as if numbers never wrapped")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
@@ -147,4 +148,5 @@ func TestDrainedEvent(t *testing.T) {
 	d.to(StateSQD, true)
 	d.to(StateError, false) // it never drains
 	d.requireEntries("6 work request flushed")
+	support.Object(t, "Event", EventSQDrained.String(), "behind the last completion of what was begun, once for each SQD, if asked for")
 }

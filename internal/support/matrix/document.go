@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -56,7 +57,7 @@ func collect(records []support.Record) (map[string]table, error) {
 			tables[r.Table] = make(table)
 		}
 		top, _, _ := strings.Cut(r.Test, "/")
-		test := r.Package + "." + top
+		test := path.Base(r.Package) + "." + top
 		known := tables[r.Table].find(r.Key...)
 		if known == nil {
 			known = &row{key: r.Key, value: make([]string, len(r.Value)), tests: make(map[string]bool)}
@@ -95,13 +96,14 @@ func document(records []support.Record) ([]byte, error) {
 	section(&b, "## Transitions of RC queue pairs", "A row without an attribute is the transition with what it requires and nothing else.",
 		[]string{"Transition", "Attribute", "Rule", "Tests"}, changes)
 	section(&b, "## Faults", "An empty cell is something that no test has looked at.",
-		[]string{"Fault", "On the wire", "Responder", "Requester", "Tests"}, tables[support.TableFault].sorted())
+		[]string{"Fault", "On the wire", "Responder", "Its receive", "Its event", "Requester", "Tests"}, tables[support.TableFault].sorted())
 	section(&b, "## Limits", "", []string{"Limit", "What is beyond is refused with", "Tests"}, tables[support.TableLimit].sorted())
 	section(&b, "## Objects", "", []string{"Object", "Operation", "Outcome", "Tests"}, tables[support.TableObject].sorted())
 	b.WriteString("\n## Not supported or not checked\n")
 	section(&b, "### Opcodes without a test that sends and receives them", "", []string{"Opcode", "Sent", "Received"}, missingOpcodes)
 	fmt.Fprintf(&b, "\nNot in roce's table at all: %s.\n", unknownOpcodes())
 	section(&b, "### Transitions and attributes", "", []string{"Transition", "Attribute"}, missingChanges)
+	fmt.Fprintf(&b, "\n### Asynchronous events\n\n%s.\n", strings.Join(missingEvents(tables[support.TableObject]), ", "))
 	return b.Bytes(), nil
 }
 
@@ -144,13 +146,15 @@ func opcodeRows(t table) (rows, missing [][]string, err error) {
 		}
 		check(support.Codec)
 		sent, received := yes(check(support.Sent)), yes(check(support.Received))
+		supported := sent == yes(true) && received == yes(true)
+		check(support.Looped)
 		if check(support.Refused) {
 			received += ", " + string(support.Refused)
 		}
 		if check(support.Ignored) {
 			received += ", " + string(support.Ignored)
 		}
-		if sent != yes(true) || received != yes(true) {
+		if !supported {
 			missing = append(missing, []string{o.String(), sent, received})
 		}
 	}
@@ -165,6 +169,16 @@ func yes(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// missingEvents lists the events that no test has seen.
+func missingEvents(objects table) (missing []string) {
+	for _, event := range events {
+		if objects.find("Event", event) == nil {
+			missing = append(missing, event)
+		}
+	}
+	return missing
 }
 
 // unknownOpcodes lists the opcodes without an entry as ranges.

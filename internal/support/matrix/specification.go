@@ -11,6 +11,14 @@ type transition struct {
 	required, optional []string
 }
 
+// events are the asynchronous events of enum ibv_event_type in libibverbs, in its order.
+var events = []string{
+	"CQ error", "QP fatal error", "QP invalid request error", "QP access error", "communication established",
+	"send queue drained", "path migrated", "path migration error", "device fatal error", "port active", "port error",
+	"LID change", "P_Key change", "SM change", "SRQ error", "SRQ limit reached", "last WQE reached", "client reregister",
+	"GID change",
+}
+
 func attributes(names string) []string { return strings.Fields(names) }
 
 // transitions are those that IBTA volume 1, section 10.3.1 has for RC, in the form of qp_state_table in

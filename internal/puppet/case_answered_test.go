@@ -186,18 +186,19 @@ func TestCase_B3_Answered(t *testing.T) {
 	}
 }
 
-// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked again.
+// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked again, at once.
 func TestCase_B3_LaterResponse(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, b := range allAnswered {
 			t.Run(fmt.Sprintf("%v, %v", a.operation, b.operation), func(t *testing.T) {
-				_, end, p := sender(t)
+				stage, end, p := sender(t)
 				image := bytes.Clone(end.MR.Bytes())
 				end.Post(a.request(end, 1), b.request(end, 2))
 				a.expect(t, end, p, 1, 40)
 				b.expect(t, end, p, 2, 41)
+				before := stage.Now()
 				b.respond(p, 41, 0x6666)
-				a.expect(t, end, p, 1, 40)
+				require.Equal(t, 2*latency, a.expect(t, end, p, 1, 40).At-before)
 				b.expect(t, end, p, 2, 41)
 				b.respond(p, 41, 0x6666)
 				p.ExpectNothing(time.Millisecond)

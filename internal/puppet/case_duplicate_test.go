@@ -279,6 +279,64 @@ func TestDuplicatesAndNAKs(t *testing.T) {
 	support.Fault(t, "duplicate while a NAK is outstanding", support.Outcome{Wire: "its answer"})
 }
 
+// TestDuplicateBehindANAK: a duplicate that comes before the NAK has left does not take its place. The NAK is sent once, so
+// otherwise only a timeout would tell.
+func TestDuplicateBehindANAK(t *testing.T) {
+	_, end, p := sender(t)
+	p.Send(write(end, 100))
+	p.ExpectAck(100, 1)
+	p.Send(write(end, 103), write(end, 100), write(end, 100))
+	p.ExpectNAK(101, roce.SyndromeNAKSequence).Says(roce.SyndromeNAKSequence, 1)
+	p.ExpectNothing(time.Second)
+	p.Send(send(101, "rose"), write(end, 100))
+	p.ExpectNAK(101, roce.RNRNAK(12)).Says(roce.RNRNAK(12), 1)
+	p.ExpectNothing(time.Second)
+	end.PostRecv(1, 4096, 64)
+	p.Send(send(101, "rose"), write(end, 100))
+	p.ExpectAck(101, 2)
+	end.ExpectRecv(1, verbs.WCSuccess)
+	p.ExpectNothing(time.Second)
+}
+
+// TestDuplicatesInsideAWrite: duplicates, also those with an address, a key and a length of their own, leave a WRITE that has
+// half arrived alone.
+func TestDuplicatesInsideAWrite(t *testing.T) {
+	_, end, p := sender(t)
+	storeWord(end, word, 0)
+	p.Send(read(end, 100, 0, 1500)) // 100 and 101
+	expectRead(p, end, 100, 1, 0, 1500)
+	p.Send(fetchAdd(end, 102, 1))
+	found(t, p, 102, 2, 0)
+	p.Send(write(end, 103))
+	p.ExpectAck(103, 3)
+	first := puppet.Packet{
+		Opcode: roce.RCWriteFirst, PSN: 104, RETH: end.RETH(16384, 3000), Payload: bytes.Repeat([]byte{1}, 1024), AckRequest: true,
+	}
+	p.Send(first)
+	p.ExpectAck(104, 3)
+	duplicates := func(last roce.PSN) {
+		image := bytes.Clone(end.MR.Bytes())
+		p.Send(read(end, 101, 1024, 476))
+		expectRead(p, end, 101, 3, 1024, 476)
+		p.Send(fetchAdd(end, 102, 1))
+		found(t, p, 102, 3, 0)
+		for _, packet := range []puppet.Packet{write(end, 103), first} {
+			p.Send(packet)
+			p.ExpectAck(last, 3)
+		}
+		require.Equal(t, image, end.MR.Bytes())
+	}
+	duplicates(104)
+	p.Send(puppet.Packet{Opcode: roce.RCWriteMiddle, PSN: 105, Payload: bytes.Repeat([]byte{2}, 1024), AckRequest: true})
+	p.ExpectAck(105, 3)
+	duplicates(105)
+	p.Send(puppet.Packet{Opcode: roce.RCWriteLast, PSN: 106, Payload: bytes.Repeat([]byte{3}, 952), AckRequest: true})
+	p.ExpectAck(106, 4)
+	require.Equal(t, bytes.Repeat([]byte{1}, 1024), end.Bytes(16384, 1024))
+	require.Equal(t, bytes.Repeat([]byte{2}, 1024), end.Bytes(16384+1024, 1024))
+	require.Equal(t, bytes.Repeat([]byte{3}, 952), end.Bytes(16384+2048, 952))
+}
+
 // TestOrderOfEveryAnswer: responses and acknowledgements leave in the order of the requests; an acknowledgement with a response
 // behind it is left out, which says the same.
 func TestOrderOfEveryAnswer(t *testing.T) {

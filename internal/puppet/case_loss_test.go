@@ -230,6 +230,34 @@ func TestCase_B3_Partial(t *testing.T) {
 	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
+// TestReadResponseGap: a response of a READ that comes too early tells by itself that one before it was lost: the rest is
+// asked for at once, and what else of the old answer comes starts nothing more.
+func TestReadResponseGap(t *testing.T) {
+	stage, end, p := sender(t)
+	wr := end.Request(1, verbs.WRRDMARead, 0, 4*1024)
+	wr.RemoteAddr, wr.RKey = 1<<40, 7
+	end.Post(wr)
+	p.ExpectPacket(roce.RCReadRequest, 40).Asks(roce.RETHFields{VA: 1 << 40, RKey: 7, Length: 4 * 1024})
+	piece := func(i int) []byte { return bytes.Repeat([]byte{byte(0xC0 + i)}, 1024) }
+	p.Respond(roce.RCReadResponseFirst, 40, piece(0))
+	before := stage.Now()
+	p.Respond(roce.RCReadResponseMiddle, 42, piece(2))
+	p.Respond(roce.RCReadResponseLast, 43, piece(3))
+	rest := p.ExpectPacket(roce.RCReadRequest, 41).Asks(roce.RETHFields{VA: 1<<40 + 1024, RKey: 7, Length: 3 * 1024})
+	require.Equal(t, 2*latency, rest.At-before)
+	p.ExpectNothing(time.Millisecond)
+	end.ExpectNoCompletion()
+	p.Respond(roce.RCReadResponseFirst, 41, piece(1))
+	p.Respond(roce.RCReadResponseMiddle, 42, piece(2))
+	p.Respond(roce.RCReadResponseLast, 43, piece(3))
+	end.ExpectSend(1, verbs.WCSuccess)
+	for i := range 4 {
+		require.Equal(t, piece(i), end.Bytes(1024*i, 1024), "packet %d", i)
+	}
+	require.Equal(t, uint64(1), end.Device.Counters().Transport.Recoveries)
+	p.ExpectNothing(time.Minute)
+}
+
 // TestSequenceNAK: a NAK acknowledges what is before it and starts one resend, at once.
 func TestSequenceNAK(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})

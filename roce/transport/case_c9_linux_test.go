@@ -3,6 +3,7 @@ package transport_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -303,6 +304,75 @@ func TestCase_C9(t *testing.T) {
 	t.Logf("%d lives, %d packets sent, %d received, %d bytes", h.lives, own.SentPackets, peer.ReceivedPackets, own.SentBytes)
 	require.NotZero(t, peer.SentBytes, "no READ came through")
 	require.Greater(t, h.lives, 10)
+}
+
+// TestRequestsAreReadOnce: what the client writes into the slot of a request that the engine has taken changes nothing,
+// neither the packets that follow, nor those that are sent again, nor where the answer goes.
+func TestRequestsAreReadOnce(t *testing.T) {
+	const length, offset = 1800, 4096 // 8 packets; where they go at the peer, or come from
+	for _, opcode := range []queue.Opcode{queue.RDMAWrite, queue.Send, queue.RDMARead} {
+		for _, lost := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v lost=%v", opcode, lost), func(t *testing.T) {
+				h := newHostile(t)
+				own, peer := h.sides[0], h.sides[1]
+				from, into := own.all[part:part+length], peer.all[part+offset:part+offset+length]
+				if opcode == queue.RDMARead {
+					from, into = into, from
+				}
+				_, _ = rand.NewChaCha8([32]byte{9}).Read(from)
+
+				send, err := queue.NewProducer(own.send, queue.SendLayout(capacity, maxSGE, maxInline))
+				require.NoError(t, err)
+				wr := queue.SendWR{WRID: 7, Opcode: opcode, Flags: queue.SendSignaled, RemoteAddr: region + offset, RKey: peer.key}
+				for i := range uint64(3) {
+					wr.SGList = append(wr.SGList, queue.SGE{Addr: region + i*length/3, Length: length / 3, LKey: own.key})
+				}
+				require.NoError(t, send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil))
+				recv, err := queue.NewProducer(peer.recv, queue.RecvLayout(capacity, maxSGE))
+				require.NoError(t, err)
+				require.NoError(t, recv.PostRecv(&queue.RecvWR{
+					WRID: 8, SGList: []queue.SGE{{Addr: region + offset, Length: length, LKey: peer.key}},
+				}))
+
+				own.engine.Ready(own.qp)
+				require.Equal(t, 1, own.engine.Emit(h.now, 1, own))
+				require.Equal(t, roce.DropNone, peer.packet.Parse([][]byte{own.frames[0]}))
+				peer.engine.Receive(h.now, peer.qp, &peer.packet)
+				own.frames = nil
+				const slots = 192 // where they begin
+				for _, ring := range [][]byte{own.send[slots:], peer.recv[slots:]} {
+					for i := range ring {
+						ring[i] = 0x02 // a SEND of nonsense
+					}
+				}
+				if lost {
+					own.engine.Emit(h.now, 64, own)
+					peer.engine.Emit(h.now, 64, peer)
+					own.frames, peer.frames = nil, nil
+				}
+				for range 5 {
+					h.turn()
+				}
+
+				require.Equal(t, 1, h.lives, "a queue pair failed: %+v %+v", own.qp.Failure(), peer.qp.Failure())
+				require.True(t, bytes.Equal(from, into))
+				var wc [2]queue.WC
+				cq, err := queue.NewConsumer(own.cq, queue.CompletionLayout(4*capacity))
+				require.NoError(t, err)
+				require.Equal(t, 1, cq.ReadCompletions(wc[:]))
+				require.EqualValues(t, 7, wc[0].WRID)
+				require.Equal(t, queue.WCSuccess, wc[0].Status)
+				require.EqualValues(t, length, wc[0].ByteLen)
+				cq, err = queue.NewConsumer(peer.cq, queue.CompletionLayout(4*capacity))
+				require.NoError(t, err)
+				if opcode == queue.Send {
+					require.Equal(t, 1, cq.ReadCompletions(wc[:]))
+					require.EqualValues(t, 8, wc[0].WRID)
+					require.EqualValues(t, length, wc[0].ByteLen)
+				}
+			})
+		}
+	}
 }
 
 // FuzzHostileRings plays C9 without a second thread: the script says what is written between which steps of the engine.

@@ -12,6 +12,7 @@ package mem
 import (
 	"container/heap"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,7 +160,14 @@ func (n *Network) buffer() []byte {
 	return make([]byte, bufferSize)
 }
 
-func (n *Network) recycle(b []byte) { n.pool = append(n.pool, b[:bufferSize]) }
+// recycle takes a buffer back. Whoever still looks at it shall see that it is not his any more.
+func (n *Network) recycle(b []byte) {
+	b = b[:bufferSize]
+	copy(b, spent[:])
+	n.pool = append(n.pool, b)
+}
+
+var spent = [bufferSize]byte([]byte(strings.Repeat("\xDB", bufferSize)))
 
 // send decides the fate of a frame. The network owns its buffer from here on.
 func (n *Network) send(frame []byte, queue int) {

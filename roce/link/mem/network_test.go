@@ -1,6 +1,7 @@
 package mem_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -315,6 +316,10 @@ func TestLentFrames(t *testing.T) {
 		require.Equal(t, uint32(i), binary.BigEndian.Uint32(f.Segments[0][12:]))
 	}
 	b.Queues()[0].Release()
+	for _, f := range lent {
+		require.Equal(t, bytes.Repeat([]byte{0xDB}, 16), f.Segments[0], "whoever keeps a frame is to be found out")
+	}
+	b.Queues()[0].Release() // gives back nothing more
 	require.Equal(t, []uint32{99}, receive(b.Queues()[0]))
 }
 

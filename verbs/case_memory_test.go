@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -355,4 +356,21 @@ func TestCase_C11(t *testing.T) {
 		}
 		require.NoError(t, d.Close())
 	})
+}
+
+// TestReregLetsTheBufferGo: a buffer that Rereg has replaced is nobody's any more, though the region lives on.
+func TestReregLetsTheBufferGo(t *testing.T) {
+	const buffers = 4
+	a, _ := pair(t, mem.Options{})
+	var freed atomic.Int32
+	for range buffers + 1 { // the last one stays
+		buffer := new([32 << 10]byte)
+		runtime.AddCleanup(buffer, func(n *atomic.Int32) { n.Add(1) }, &freed)
+		require.NoError(t, a.mr.Rereg(verbs.MRChange{Buffer: buffer[:]}))
+	}
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return freed.Load() == buffers
+	}, 5*time.Second, 10*time.Millisecond, "replaced buffers are kept")
+	require.Len(t, a.mr.Bytes(), 32<<10)
 }

@@ -19,6 +19,7 @@ type MR struct {
 	mu         sync.Mutex // guards changes
 	pd         *PD
 	allocation *memory.Allocation // of fast registrations; nil for a region of RegMR
+	warning    runtime.Cleanup    // of warnWhenDropped
 	dead       bool
 }
 
@@ -62,7 +63,7 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 // warnWhenDropped makes the log tell of a registration that has not ended and that nobody can end any more. Its buffer stays
 // registered, and valid, until the device is closed.
 func (m *MR) warnWhenDropped(key uint32, bytes uint64, ended func() bool) {
-	runtime.AddCleanup(m, func(device string) {
+	m.warning = runtime.AddCleanup(m, func(device string) {
 		if !ended() {
 			slog.Warn("xroce: memory region dropped without Dereg", "device", device,
 				"key", fmt.Sprintf("%#x", key), "bytes", bytes)
@@ -131,6 +132,7 @@ func (m *MR) Rereg(c MRChange) error {
 		buffer = c.Buffer
 	}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
+	m.warning.Stop() // it keeps the old region reachable, and so the old buffer
 	m.warnWhenDropped(region.Key(), region.Length(), region.Dead)
 	return nil
 }

@@ -13,10 +13,16 @@ import (
 )
 
 // diary notes completions and events in the order in which a program could see them.
-type diary struct{ entries []string }
+type diary struct {
+	entries   []string
+	completed func() // called after each completion, if not nil
+}
 
 func (d *diary) Complete(wc *queue.WC, _ bool) bool {
 	d.entries = append(d.entries, fmt.Sprintf("%d %v", wc.WRID, wc.Status))
+	if d.completed != nil {
+		d.completed()
+	}
 	return true
 }
 
@@ -35,6 +41,8 @@ func (s *sink) Commit(int)     { s.frames++ }
 type drainer struct {
 	*diary
 	t      *testing.T
+	table  *memory.Table
+	domain *memory.Domain
 	engine *Engine
 	qp     *QP
 	send   *queue.Producer
@@ -43,7 +51,8 @@ type drainer struct {
 }
 
 func newDrainer(t *testing.T) *drainer {
-	d := &drainer{diary: &diary{}, t: t, engine: NewEngine(memory.NewTable(1).NewUser())}
+	d := &drainer{diary: &diary{}, t: t, table: memory.NewTable(1), domain: new(memory.Domain)}
+	d.engine = NewEngine(d.table.NewUser())
 	layout := queue.SendLayout(8, 1, 0)
 	ring := make([]byte, layout.Size())
 	var err error
@@ -52,7 +61,7 @@ func newDrainer(t *testing.T) *drainer {
 	consumer, err := queue.NewConsumer(ring, layout)
 	require.NoError(t, err)
 	d.qp, err = NewQP(Config{
-		QPN: 0x1234, Type: RC, Domain: new(memory.Domain), Send: consumer, Receive: noReceives{}, SendCQ: d, RecvCQ: d,
+		QPN: 0x1234, Type: RC, Domain: d.domain, Send: consumer, Receive: noReceives{}, SendCQ: d, RecvCQ: d,
 		MaxSendSGE: 1, MaxRecvSGE: 1, Events: d,
 	})
 	require.NoError(t, err)

@@ -79,7 +79,8 @@ func (e *Engine) popReady() *QP {
 // Idle says that no QP is ready: Emit would do nothing.
 func (e *Engine) Idle() bool { return e.readyHead == nil }
 
-// Emit lets ready QPs write at most budget frames and returns how many they wrote. It ends early when
+// Emit lets ready QPs write at most budget frames and returns how many they wrote. Local operations count, too: a program
+// that posts them as fast as they are executed must not keep the engine from receiving. It ends early when
 // nothing is left to send, or when whoever is left found no buffer; then Idle is false. QPs on loopback have transmitters
 // of their own, so one without a buffer does not end it.
 func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
@@ -90,11 +91,14 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		qp := e.popReady()
 		n, more := qp.emit(transmit, min(quantum, budget-sent))
 		sent += n
-		if more {
+		switch {
+		case more:
 			e.Ready(qp)
 			if n == 0 && stuck == nil {
 				stuck = qp
 			}
+		case qp.ready: // it has executed a quantum of local operations and goes on, or it has failed
+			sent += quantum
 		}
 	}
 	return sent

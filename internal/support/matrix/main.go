@@ -1,6 +1,7 @@
 // Command matrix runs all tests of the module and writes docs/support.md from what those that passed have recorded (see
 // package support). It fails if a test failed or was skipped, if two tests contradict each other, or if one records what
-// the specification does not have. With -check it compares with the file instead. Run it at the module's root, as root.
+// the specification does not have. With -check it compares with the file instead, with -records it takes what a run of the tests
+// has recorded already (with CI=true, so that none was skipped). Run it at the module's root, as root.
 package main
 
 import (
@@ -17,21 +18,24 @@ import (
 func main() {
 	check := flag.Bool("check", false, "compare with the file, do not write it")
 	file := flag.String("file", "docs/support.md", "the `file`")
+	recorded := flag.String("records", "", "do not run the tests, take the records in this `folder`")
 	flag.Parse()
-	if err := run(*file, *check); err != nil {
+	if err := run(*file, *recorded, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "matrix:", err)
 		os.Exit(1)
 	}
 }
 
-func run(file string, check bool) error {
-	dir, err := os.MkdirTemp("", "support")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	if err := runTests(dir, os.Stdout); err != nil {
-		return err
+func run(file, dir string, check bool) error {
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "support"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		if err := runTests(dir, os.Stdout); err != nil {
+			return err
+		}
 	}
 	records, err := support.Read(dir)
 	if err != nil {

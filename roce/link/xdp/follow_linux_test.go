@@ -17,7 +17,7 @@ import (
 )
 
 // reaction is how soon a change of the network device must have its effect.
-const reaction = 100 * time.Millisecond
+const reaction = 2 * time.Second
 
 func texts(addresses []netip.Addr) (list []string) {
 	for _, a := range addresses {

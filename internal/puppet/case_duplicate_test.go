@@ -368,3 +368,31 @@ func TestOrderOfEveryAnswer(t *testing.T) {
 	p.ExpectNothing(time.Second)
 	support.Object(t, "QP", "answers to requests of all kinds", "in the order of the requests")
 }
+
+// TestReplayAndSendWithInvalidate: a peer that was too impatient sends a READ again, gets the response to the first one and
+// takes the key back. When both come at once the key has gone before the response is made again, which nobody waits for.
+func TestReplayAndSendWithInvalidate(t *testing.T) {
+	_, end, p := sender(t)
+	mr := fastRegion(end, 64)
+	end.PostRecv(1, 4096, 64)
+	read := reach(roce.RCReadRequest, 100, mr.RKey(), mr.Addr(), 64)
+	p.Send(read)
+	p.ExpectPacket(roce.RCReadResponseOnly, 100)
+	p.Send(read, sendInvalidate(101, "rose", mr.RKey()))
+	p.ExpectAck(101, 2)
+	require.Equal(t, mr.RKey(), end.ExpectRecv(1, verbs.WCSuccess).InvalidatedRKey)
+	p.ExpectNothing(time.Second)
+	require.Equal(t, verbs.StateRTS, end.QP.State())
+
+	// What is behind it is answered in order.
+	other := fastRegion(end, 64)
+	end.PostRecv(2, 4096, 64)
+	end.PostRecv(3, 4096, 64)
+	read = reach(roce.RCReadRequest, 102, other.RKey(), other.Addr(), 64)
+	p.Send(read)
+	p.ExpectPacket(roce.RCReadResponseOnly, 102)
+	p.Send(read, sendInvalidate(103, "rose", other.RKey()),
+		reach(roce.RCReadRequest, 104, end.MR.RKey(), end.MR.Addr(), 8), send(105, "lily"))
+	p.ExpectPacket(roce.RCReadResponseOnly, 104)
+	p.ExpectAck(105, 6)
+}

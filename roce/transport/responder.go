@@ -336,7 +336,8 @@ func (q *QP) accept(p *roce.Packet, opcode queue.WCOpcode, length uint64) {
 }
 
 // receiveDuplicate answers a request that was executed before. It touches neither memory nor the state of a message in
-// progress, and is never answered with a NAK (drivers/infiniband/hw/hfi1/rc.c: rc_rcv_error).
+// progress, and is not answered with a NAK (drivers/infiniband/hw/hfi1/rc.c: rc_rcv_error), unless it is a READ that was not yet
+// answered in full and never will be.
 func (q *QP) receiveDuplicate(p *roce.Packet, sequence uint64) {
 	r := &q.responder
 	switch p.Info.Operation {

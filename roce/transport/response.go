@@ -16,12 +16,13 @@ func (q *QP) emitResponse(buffer []byte) int {
 	if q.state < StateRTR || q.state == StateError && !r.lastWords {
 		return 0
 	}
-	if r.responsesDue > 0 {
+	for r.responsesDue > 0 {
 		s := r.oldestDue()
-		if !r.answer.pending || s.next <= r.answer.sequence {
-			if n := q.emitSavedResponse(s, buffer); n > 0 {
-				return n
-			}
+		if r.answer.pending && s.next > r.answer.sequence {
+			break
+		}
+		if n := q.emitSavedResponse(s, buffer); n > 0 {
+			return n
 		}
 	}
 	if !r.answer.pending {
@@ -45,7 +46,7 @@ func (r *responder) oldestDue() *savedRequest {
 	return oldest
 }
 
-// emitSavedResponse writes the next response of a READ, atomic, atomic write or FLUSH.
+// emitSavedResponse writes the next response of a READ, atomic, atomic write or FLUSH. 0 says that s is not due any more.
 func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	r := &q.responder
 	offset := (s.next - s.first) * q.mtu
@@ -110,7 +111,6 @@ func (q *QP) forgetRepeat(s *savedRequest) {
 	s.stop = s.next
 	q.responder.responsesDue--
 	q.drop(roce.DropDuplicateUnanswerable)
-	q.engine.Ready(q) // for the responses behind it
 }
 
 func readResponseOpcode(first, last bool) roce.Opcode {

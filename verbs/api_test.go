@@ -132,6 +132,36 @@ func TestExplain(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr, b.qp.Failure().Status)
 }
 
+// TestExplainOperations: the cause is that of the operation, and of the end whose completion it is.
+func TestExplainOperations(t *testing.T) {
+	a, b := partners(t)
+	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{}))
+	require.NoError(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSendWithInv, InvalidateRKey: b.mr.RKey()}))
+	wc := poll(t, b.recvs)
+	require.Equal(t, verbs.WCRemInvReqErr, wc.Status)
+	require.Contains(t, b.qp.Explain(wc), "named a key that it cannot invalidate")
+	wc.Opcode = verbs.WCSend
+	require.Contains(t, b.qp.Explain(wc), "longer than the peer's receive")
+
+	a, b = partners(t)
+	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{}))
+	require.NoError(t, a.qp.PostSend(verbs.SendWR{
+		Opcode: verbs.WRRDMAWriteWithImm, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey() ^ 1,
+	}))
+	wc = poll(t, b.recvs)
+	require.Equal(t, verbs.WCRemAccessErr, wc.Status)
+	require.Contains(t, b.qp.Explain(wc), "the peer wrote to memory that no key of this end opens")
+	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "the peer's region")
+
+	for want, wr := range map[string]verbs.SendWR{
+		"permit the binding":                             {Opcode: verbs.WRBindMW, RKey: 0x100},
+		"a key that cannot be registered or invalidated": {Opcode: verbs.WRLocalInv, InvalidateRKey: 0x100},
+	} {
+		a, _ := partners(t)
+		require.Contains(t, a.qp.Explain(a.do(t, wr)), want)
+	}
+}
+
 // TestInUse: nothing is destroyed under those who need it, and nothing can be used after that.
 func TestInUse(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{})

@@ -13,7 +13,8 @@ import (
 // EventType is what an asynchronous event tells.
 type EventType = transport.EventType
 
-// Types of asynchronous events.
+// Types of asynchronous events. Those of the device and its port, and EventSRQErr, are not raised yet: a program that wants to
+// know asks QueryPort and QueryGIDTable.
 const (
 	EventCQErr            = transport.EventCQErr
 	EventQPFatal          = transport.EventQPFatal

@@ -57,9 +57,17 @@ func likelyCause(wc WC) string {
 		return "the peer does not answer: it is gone, in the error state, or QPN, PSN, address or path MTU of the two ends do not match"
 	case WCRNRRetryExcErr:
 		return "the peer has not posted a receive"
+	case WCMWBindErr:
+		return "the region is not of the QP's protection domain or does not permit the binding, or the window is bound already"
 	case WCRemAccessErr:
+		if wc.Opcode == WCRecv {
+			return "the peer wrote to memory that no key of this end opens to it"
+		}
 		return "the peer's region does not have this key, range or right, or is not of its QP's protection domain"
 	case WCRemInvReqErr:
+		if wc.Opcode == WCRecv {
+			return "the peer's message was malformed, or named a key that it cannot invalidate"
+		}
 		return "the message is longer than the peer's receive, or its QP does not permit the operation"
 	case WCRemOpErr:
 		return "the peer's receive request names memory that it cannot use"
@@ -70,7 +78,7 @@ func likelyCause(wc WC) string {
 	case WCWRFlushErr:
 		return "the QP was in the error state, see QP.Failure for why"
 	case WCLocQPOpErr:
-		return "a READ on a QP with MaxRDAtomic 0, or a malformed request"
+		return "a READ or atomic on a QP with MaxRDAtomic 0, a key that cannot be registered or invalidated now, or a malformed request"
 	case WCFatalErr:
 		return "the completion queue was full"
 	}

@@ -46,8 +46,8 @@ type QPAttr struct {
 	AH              AHAttr
 	PKeyIndex       uint16
 	PortNum         uint8
-	MaxRDAtomic     uint8 // READs in flight towards the peer
-	MaxDestRDAtomic uint8 // READs that the peer may have in flight
+	MaxRDAtomic     uint8 // READs and atomics in flight towards the peer
+	MaxDestRDAtomic uint8 // READs and atomics that the peer may have in flight
 	MinRNRTimer     uint8 // RNR timer code 0..31
 	Timeout         uint8 // local ACK timeout: 4.096 us * 2^Timeout, 0 is never
 	RetryCnt        uint8 // 0..7

@@ -95,7 +95,8 @@ const (
 	// SendSolicited marks the message for a peer that waits for solicited completions only.
 	SendSolicited SendFlags = 4
 	// SendInline copies the data when the request is posted: the memory may be used again as soon as the post
-	// returns. It is for SEND, WRITE and atomic write.
+	// returns. It is for SEND, WRITE and atomic write. Unlike in libibverbs the elements name registered memory as ever, since an
+	// address alone says nothing that could be checked.
 	SendInline SendFlags = 8
 )
 

@@ -171,14 +171,16 @@ func (r *responder) full() bool {
 	return len(r.saved) == 0 || r.saved[r.savedNext%uint64(len(r.saved))].unanswered()
 }
 
-// busy is how many saved requests the peer may still wait for.
-func (r *responder) busy() (n int) {
-	for i := range r.saved {
-		if r.saved[i].unanswered() || r.saved[i].due() {
-			n++
+// busy is how many of the newest saved requests the peer may still wait for: all from the oldest one on whose responses were
+// not sent, or are being sent again.
+func (r *responder) busy() int {
+	size := uint64(len(r.saved))
+	for i := r.savedNext - min(r.savedNext, size); i < r.savedNext; i++ {
+		if s := &r.saved[i%size]; s.unanswered() || s.due() {
+			return int(r.savedNext - i)
 		}
 	}
-	return n
+	return 0
 }
 
 // resize makes a ring of another size, which keeps the newest requests. The caller has seen to it that those which are busy

@@ -24,6 +24,7 @@ type stream struct {
 	receiver *verbs.QP
 	sends    *verbs.CQ
 	recvs    *verbs.CQ
+	channels map[*verbs.CQ]*verbs.CompChannel // with events
 	request  []verbs.SendWR
 	receive  []verbs.RecvWR
 	wcs      [32]verbs.WC
@@ -31,9 +32,10 @@ type stream struct {
 
 const streamDepth = 16
 
-// newStream makes a stream over a wire, or over loopback between two queue pairs of one device.
-func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback bool) *stream {
-	s := &stream{t: t}
+// newStream makes a stream over a wire, or over loopback between two queue pairs of one device. With events every completion
+// queue asks for one all the time.
+func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback, events bool) *stream {
+	s := &stream{t: t, channels: make(map[*verbs.CQ]*verbs.CompChannel)}
 	network := mem.NewNetwork(mem.Options{})
 	type side struct {
 		pd *verbs.PD
@@ -62,8 +64,17 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback bool) 
 		e := &sides[i]
 		e.pd, err = device.AllocPD()
 		check(err)
-		e.cq, err = device.CreateCQ(4 * streamDepth)
+		var channel *verbs.CompChannel
+		if events {
+			channel, err = device.CreateCompChannel()
+			check(err)
+			t.Cleanup(func() { check(channel.Destroy()) })
+		}
+		e.cq, err = device.CreateCQEx(verbs.CQInitAttr{CQE: 4 * streamDepth, Channel: channel})
 		check(err)
+		if events {
+			s.channels[e.cq] = channel
+		}
 		e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.cq, RecvCQ: e.cq})
 		check(err)
 		e.mr, err = e.pd.RegMR(make([]byte, size), allAccess)
@@ -114,6 +125,10 @@ func (s *stream) run(count int) {
 }
 
 func (s *stream) poll(cq *verbs.CQ) int {
+	if channel := s.channels[cq]; channel != nil {
+		channel.Poll()
+		require.NoError(s.t, cq.ReqNotify(false))
+	}
 	n, err := cq.Poll(s.wcs[:])
 	if err != nil {
 		s.t.Fatal(err)
@@ -134,9 +149,9 @@ var streamOperations = []verbs.WROpcode{
 func TestNoAllocation(t *testing.T) {
 	for _, operation := range streamOperations {
 		for _, size := range []int{8, 4096, 40_000} {
-			for _, loopback := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%v of %d bytes, loopback=%v", operation, size, loopback), func(t *testing.T) {
-					s := newStream(t, operation, size, loopback)
+			for _, way := range []string{"wire", "loopback", "events"} {
+				t.Run(fmt.Sprintf("%v of %d bytes, %s", operation, size, way), func(t *testing.T) {
+					s := newStream(t, operation, size, way == "loopback", way == "events")
 					s.run(500)
 					const count = 1000
 					var before, after runtime.MemStats
@@ -161,7 +176,7 @@ func benchmarkStream(b *testing.B, loopback bool) {
 	for _, operation := range streamOperations {
 		for _, size := range []int{8, 4096, 65536} {
 			b.Run(fmt.Sprintf("%v/%d", operation, size), func(b *testing.B) {
-				s := newStream(b, operation, size, loopback)
+				s := newStream(b, operation, size, loopback, false)
 				s.run(500)
 				b.SetBytes(int64(size))
 				b.ReportAllocs()

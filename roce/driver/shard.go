@@ -155,6 +155,7 @@ func (s *Shard) drive(turns int) (progress bool) {
 
 // run is drive for this shard alone. The shards that were handed frames are added to e.
 func (s *Shard) run(turns int, e *errands) (progress bool) {
+	var firing [4]*CQ // room for the usual turn, without an allocation
 	for ; turns > 0; turns-- {
 		if !s.mu.TryLock() {
 			return progress
@@ -168,8 +169,9 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 			e.add(to)
 		}
 		s.handed = s.handed[:0]
-		fired := s.fired
-		s.fired = nil
+		fired := append(firing[:0], s.fired...)
+		clear(s.fired)
+		s.fired = s.fired[:0]
 		s.hasFired.Store(false)
 		s.mu.Unlock()
 

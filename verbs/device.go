@@ -125,6 +125,17 @@ func (d *Device) QueryPort() (PortAttr, error) {
 	}, nil
 }
 
+// QueryPKey returns an entry of the partition key table, which has one: the default key of a full member.
+func (d *Device) QueryPKey(index int) (uint16, error) {
+	if err := d.check(); err != nil {
+		return 0, err
+	}
+	if index != 0 {
+		return 0, fmt.Errorf("%w: partition key %d, the table has 1", ErrInvalid, index)
+	}
+	return 0xFFFF, nil
+}
+
 // CheckPathMTU says whether the device carries a path MTU now; ErrPathMTU comes with both numbers.
 func (d *Device) CheckPathMTU(m MTU) error {
 	if err := d.check(); err != nil {

@@ -145,6 +145,8 @@ const (
 	AccessOnDemand     = memory.OnDemand
 	AccessHugeTLB      = memory.HugeTLB
 	AccessFlushGlobal  = memory.FlushGlobal
+	// AccessRelaxedOrdering is accepted and has no meaning here, as on every device that does not have it.
+	AccessRelaxedOrdering = memory.RelaxedOrdering
 	// AccessFlushPersistent is refused for regions: their memory is lost with the power.
 	AccessFlushPersistent = memory.FlushPersistent
 )

@@ -181,3 +181,34 @@ func TestDrain(t *testing.T) {
 	require.EqualValues(t, 2, a.qp.QueryQP().MaxRDAtomic)
 	support.Object(t, "QP", "request posted in SQD: "+verbs.WRRDMAWrite.String(), fmt.Sprintf("begins in RTS: %v", verbs.WCSuccess))
 }
+
+// TestInlineOfAnyMemory: inline data that the request itself holds need no registration.
+func TestInlineOfAnyMemory(t *testing.T) {
+	a, b := partners(t)
+	data := []byte("any memory of the program")
+	wr := verbs.SendWR{
+		Opcode: verbs.WRRDMAWrite, Flags: verbs.SendInline | verbs.SendSignaled, Inline: data,
+		RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
+	}
+	require.NoError(t, a.qp.PostSend(wr))
+	want := string(data)
+	clear(data)
+	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
+	require.Equal(t, want, string(b.mr.Bytes()[:len(want)]))
+
+	wr.Inline = make([]byte, 101)
+	require.ErrorIs(t, a.qp.PostSend(wr), verbs.ErrInline)
+	wr.Opcode, wr.Inline = verbs.WRAtomicWrite, make([]byte, 7)
+	require.ErrorIs(t, a.qp.PostSend(wr), verbs.ErrAtomic)
+}
+
+func TestPKey(t *testing.T) {
+	d, _ := memDevices(t, mem.Options{}, mem.DeviceOptions{})
+	key, err := d.QueryPKey(0)
+	require.NoError(t, err)
+	require.EqualValues(t, 0xFFFF, key)
+	for _, index := range []int{1, -1} {
+		_, err = d.QueryPKey(index)
+		require.ErrorIs(t, err, verbs.ErrInvalid)
+	}
+}

@@ -10,13 +10,11 @@ package driver
 // and keeps nothing, as an address where nobody is.
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"sync"
 
 	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/link/loop"
 )
 
@@ -70,11 +68,10 @@ func (d *Device) within(destination netip.Addr) (*Device, error) {
 		if other == d || other.link.Network() != network {
 			continue
 		}
-		// One that is being closed, or whose network device is gone, has no addresses.
-		if found, err := other.has(destination); found {
+		// One that is being closed, or whose network device is gone, has no addresses; and what is wrong with it is not
+		// this one's business.
+		if found, err := other.has(destination); err == nil && found {
 			return other, nil
-		} else if err != nil && !errors.Is(err, link.ErrClosed) && !errors.Is(err, link.ErrDown) {
-			return nil, err
 		}
 	}
 	return nil, nil

@@ -36,8 +36,10 @@ const (
 	// FlushPersistent is FLUSH that makes writes survive a loss of power. Registration refuses it.
 	FlushPersistent Access = 0x200
 
-	// Bits 20-29 are optional by definition of the verbs (bit 20 is relaxed ordering): unknown ones
-	// are ignored.
+	// RelaxedOrdering changes nothing: accesses keep their order.
+	RelaxedOrdering Access = 1 << 20
+
+	// Bits 20-29 are optional by definition of the verbs: unknown ones are ignored.
 	optionalAccess Access = 0x3FF00000
 	windowAccess          = RemoteWrite | RemoteRead | RemoteAtomic | FlushGlobal
 	remoteAccess          = windowAccess | FlushPersistent

@@ -95,8 +95,8 @@ const (
 	// SendSolicited marks the message for a peer that waits for solicited completions only.
 	SendSolicited SendFlags = 4
 	// SendInline copies the data when the request is posted: the memory may be used again as soon as the post
-	// returns. It is for SEND, WRITE and atomic write. Unlike in libibverbs the elements name registered memory as ever, since an
-	// address alone says nothing that could be checked.
+	// returns. It is for SEND, WRITE and atomic write. The data are SendWR.Inline, or what the SGList names: unlike in
+	// libibverbs in registered memory as ever, since an address alone says nothing that could be checked.
 	SendInline SendFlags = 8
 )
 
@@ -144,7 +144,7 @@ type SendWR struct {
 	// Access are the rights that a fast registration grants; the bits are those of enum ibv_access_flags.
 	Access uint32
 
-	// Inline is the inline data, in the copy that the engine makes of the request. Posts ignore it.
+	// Inline is the data of a request with SendInline that has no SGList: any memory, registered or not.
 	Inline []byte
 }
 
@@ -221,11 +221,15 @@ type SendLimits struct {
 	MaxInline int // bytes
 }
 
-// PostSend checks wr, writes it into the next slot and publishes it. Inline data comes from data.
+// PostSend checks wr, writes it into the next slot and publishes it. Inline data that a list names come from data.
 func (p *Producer) PostSend(wr *SendWR, limits SendLimits, data Gatherer) error {
 	length, err := checkSGList(wr.SGList, limits.MaxSGE)
 	if err != nil {
 		return err
+	}
+	own := wr.Flags&SendInline != 0 && len(wr.SGList) == 0
+	if own {
+		length = uint64(len(wr.Inline))
 	}
 	if err := wr.check(length, limits); err != nil {
 		return err
@@ -258,7 +262,9 @@ func (p *Producer) PostSend(wr *SendWR, limits SendLimits, data Gatherer) error 
 	binary.NativeEndian.PutUint64(s[40:], wr.Swap)
 	if wr.Flags&SendInline != 0 {
 		binary.NativeEndian.PutUint16(s[10:], uint16(length))
-		if err := data.Gather(wr.SGList, s[sendHeader:sendHeader+length]); err != nil {
+		if own {
+			copy(s[sendHeader:], wr.Inline)
+		} else if err := data.Gather(wr.SGList, s[sendHeader:sendHeader+length]); err != nil {
 			return err
 		}
 	} else {

@@ -54,6 +54,10 @@ func drawSend(t *rapid.T, limits SendLimits) SendWR {
 			wr.SGList[i].Length %= uint32(limits.MaxInline/limits.MaxSGE) + 1
 		}
 	}
+	if wr.Flags&SendInline != 0 && !o.word && rapid.Bool().Draw(t, "own data") {
+		wr.SGList = []SGE{}
+		wr.Inline = rapid.SliceOfN(rapid.Byte(), 0, limits.MaxInline).Draw(t, "data")
+	}
 	if o.word {
 		wr.SGList = []SGE{{Addr: rapid.Uint64().Draw(t, "address"), Length: 3}, {Length: 5, LKey: 9}}
 	}
@@ -97,11 +101,14 @@ func TestRequestsRoundTrip(t *testing.T) {
 			require.NoError(t, p.PostSend(&want, limits, pattern{}))
 			require.Equal(t, 1, c.Available(0))
 			require.True(t, c.ReadSend(0, &got))
+			own := want.Inline
 			want.Inline = []byte{}
 			if want.Opcode == BindWindow {
 				want.Access = want.Bind.Access
 			}
-			if want.Flags&SendInline != 0 {
+			if want.Flags&SendInline != 0 && len(want.SGList) == 0 {
+				want.Inline = append(want.Inline, own...)
+			} else if want.Flags&SendInline != 0 {
 				length, err := checkSGList(want.SGList, limits.MaxSGE)
 				require.NoError(t, err)
 				want.Inline = make([]byte, length)

@@ -233,7 +233,7 @@ func (q *QP) receiveSend(p *roce.Packet) {
 		r.received = 0
 	}
 	if !q.lengthFits(p) {
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
+		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
 		return
 	}
 	if uint64(p.PayloadLength) > r.capacity-r.received {

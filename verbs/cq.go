@@ -20,7 +20,8 @@ type CQInitAttr struct {
 }
 
 // CreateCQ makes a completion queue that holds cqe completions. One that finds no room is lost and ends the queue with all its
-// queue pairs (see ErrOverrun), so size it for all requests that may be in flight.
+// queue pairs (see ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests
+// as soon as old ones are done, polled or not.
 func (d *Device) CreateCQ(cqe int) (*CQ, error) { return d.CreateCQEx(CQInitAttr{CQE: cqe}) }
 
 // CreateCQEx is CreateCQ with a completion channel.

@@ -39,6 +39,7 @@ func TestMisuse(t *testing.T) {
 		calls[name+": QueryPort"] = func() error { return second(d.QueryPort()) }
 		calls[name+": QueryGID"] = func() error { return second(d.QueryGID(0)) }
 		calls[name+": QueryGIDTable"] = func() error { return second(d.QueryGIDTable()) }
+		calls[name+": SteeringCounters"] = func() error { return second(d.SteeringCounters()) }
 		calls[name+": CheckPathMTU"] = func() error { return d.CheckPathMTU(verbs.MTU256) }
 		calls[name+": Close"] = func() error { return d.Close() }
 		require.Empty(t, d.Name())

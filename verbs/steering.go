@@ -20,6 +20,9 @@ type SteeringCounters struct {
 
 // SteeringCounters returns the counts of the device's XDP program, or ErrNotSupported if it has none.
 func (d *Device) SteeringCounters() (SteeringCounters, error) {
+	if err := d.check(); err != nil {
+		return SteeringCounters{}, err
+	}
 	l, ok := d.driver.Link().(*xdp.Device)
 	if !ok {
 		return SteeringCounters{}, fmt.Errorf("steering counters of %s: %w: no XDP program", d.Name(), ErrNotSupported)

@@ -228,3 +228,24 @@ func TestCreditsReset(t *testing.T) {
 	require.Equal(t, 5, postSends(t, stage, end, p, 5, 40))
 	support.Object(t, "Credits", "after RESET", "no limit")
 }
+
+// TestCreditsWrongMSN: a peer that counts its MSN wrong, but acknowledges everything, must not stop the sender for ever
+// without any error: what it has acknowledged it had a receive for.
+func TestCreditsWrongMSN(t *testing.T) {
+	stage, end, p := limited(t, 0, 0)
+	for i := range 20 {
+		end.Post(end.Request(uint64(i), verbs.WRSend, 0, 4))
+	}
+	acked := 1
+	for range 40 {
+		stage.Pass(10 * time.Millisecond)
+		for p.Waiting() {
+			a := p.Expect()
+			grant(p, a.PSN, 0, 0)
+			acked++
+		}
+	}
+	stage.Pass(time.Hour)
+	require.Equal(t, verbs.StateRTS, end.QP.State())
+	require.Equal(t, 21, acked, "messages acknowledged; %d outstanding", end.QP.Outstanding())
+}

@@ -45,6 +45,7 @@ type QP struct {
 	owner  atomic.Value
 	events eventState
 	ended  atomic.Bool // a CQ of the QP overran (CQ.fire)
+	within atomic.Bool // its peer is within the process: what says so and comes from the wire is a forgery
 	fatal  bool        // EventQPFatal was raised; guarded by the shard's lock
 
 	closed  atomic.Bool
@@ -262,6 +263,7 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	}
 	if mask&transport.MaskAV != 0 {
 		q.vector = *av
+		q.within.Store(within != nil)
 	}
 	return nil
 }

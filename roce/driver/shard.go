@@ -6,6 +6,7 @@ package driver
 // completion, drive the shards that were handed frames, of this device or another one. The clock is read once per turn.
 
 import (
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/link/loop"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -60,11 +62,13 @@ type Shard struct {
 	fired  []*CQ    // CQs that have something due (CQ.fire)
 	handed []*Shard // the shards that were handed something in this turn
 	waste  []byte   // where frames are written that go nowhere
+	wasted bool     // the transmitter lent it last
 	closed bool
 
 	hasFired atomic.Bool // fired is not empty
 	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
 	failed   atomic.Bool // the last kick ended with an error
+	down     atomic.Bool // which was that the link is down
 	gone     atomic.Bool // closed, for those who do not hold the lock
 
 	sleep      sleep
@@ -236,7 +240,7 @@ func (s *Shard) turn() (r turnResult) {
 		s.engine.Expire(now)
 		r.did = true
 	}
-	sent := s.engine.Emit(now, emitBudget, s.queue)
+	sent := s.engine.Emit(now, emitBudget, (*transmitter)(s))
 	if sent > 0 {
 		s.queue.Publish()
 	}
@@ -258,6 +262,10 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 	q := s.device.numbers.find(p.DestinationQPN)
 	if q == nil {
 		s.engine.Counters().Drops[roce.DropUnknownQPN]++
+		return
+	}
+	if q.within.Load() {
+		s.engine.Counters().Drops[roce.DropAddressMismatch]++
 		return
 	}
 	home := q.home.Load()
@@ -290,8 +298,35 @@ func (s *Shard) kick() {
 		if failed := err != nil; failed != s.failed.Load() {
 			s.failed.Store(failed)
 		}
+		if down := errors.Is(err, link.ErrDown); down != s.down.Load() {
+			s.down.Store(down)
+		}
 		if err != nil {
 			return
 		}
+	}
+}
+
+// transmitter is the shard's queue as the engine writes to it. A link that is down keeps the frames in its transmit ring, and
+// nothing more fits in there: what does not is lost, as it would be on the wire, so that ACK timeouts run and queue pairs end.
+type transmitter Shard
+
+// Buffer implements transport.Transmitter.
+func (t *transmitter) Buffer() []byte {
+	b := t.queue.Buffer()
+	t.wasted = b == nil && t.down.Load()
+	if !t.wasted {
+		return b
+	}
+	if t.waste == nil {
+		t.waste = make([]byte, loop.FrameSize)
+	}
+	return t.waste
+}
+
+// Commit implements transport.Transmitter.
+func (t *transmitter) Commit(length int) {
+	if !t.wasted {
+		t.queue.Commit(length)
 	}
 }

@@ -166,39 +166,27 @@ func (q *QP) checkWord(need memory.Access, word memory.Range) memory.Fault {
 	return fault
 }
 
-// full says that the ring has no place for another request: more of them are in flight than the peer was granted.
+// full says that the peer has as many requests in flight as it was granted.
 func (r *responder) full() bool {
-	return len(r.saved) == 0 || r.saved[r.savedNext%uint64(len(r.saved))].unanswered()
-}
-
-// busy is how many of the newest saved requests the peer may still wait for: all from the oldest one on whose responses were
-// not sent, or are being sent again.
-func (r *responder) busy() int {
-	size := uint64(len(r.saved))
-	for i := r.savedNext - min(r.savedNext, size); i < r.savedNext; i++ {
-		if s := &r.saved[i%size]; s.unanswered() || s.due() {
-			return int(r.savedNext - i)
-		}
+	if r.limit == 0 {
+		return true
 	}
-	return 0
+	return r.savedNext >= r.limit && r.saved[(r.savedNext-r.limit)%uint64(len(r.saved))].unanswered()
 }
 
-// resize makes a ring of another size, which keeps the newest requests. The caller has seen to it that those which are busy
-// fit.
-func (r *responder) resize(size uint8) {
-	ring := make([]savedRequest, size)
+// grant changes how many requests the peer may have in flight. The ring only grows: a peer that has not got an answer may
+// still ask for it, whatever it is granted from now on.
+func (r *responder) grant(limit uint8) {
+	r.limit = uint64(limit)
 	old := uint64(len(r.saved))
-	oldest := r.savedNext - min(r.savedNext, old)
-	oldest = max(oldest, r.savedNext-min(r.savedNext, uint64(size)))
-	for i := oldest; i < r.savedNext; i++ {
-		ring[i%uint64(size)] = r.saved[i%old]
+	if r.limit <= old {
+		return
 	}
-	r.saved, r.responsesDue = ring, 0
-	for i := range ring {
-		if ring[i].due() {
-			r.responsesDue++
-		}
+	ring := make([]savedRequest, limit)
+	for i := r.savedNext - min(r.savedNext, old); i < r.savedNext; i++ {
+		ring[i%r.limit] = r.saved[i%old]
 	}
+	r.saved = ring
 }
 
 // save accepts a request. It takes all its PSNs and its MSN now (hfi1_rc_rcv in drivers/infiniband/hw/hfi1/rc.c);

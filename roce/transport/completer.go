@@ -209,6 +209,9 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 	r := &q.requester
 	r.head++
 	r.current = max(r.current, r.head)
+	if status == queue.WCSuccess && r.credits.limited {
+		r.credits.executed(w.ssn + w.messages() - 1)
+	}
 	q.config.Send.Release(1)
 	if status == queue.WCSuccess && w.wr.Flags&queue.SendSignaled == 0 && !q.config.SignalAll {
 		return

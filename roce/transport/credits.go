@@ -46,3 +46,7 @@ func (c *credits) update(syndrome roce.Syndrome, msn uint32) bool {
 	c.limit += uint64(distance)
 	return true
 }
+
+// executed notes that the peer has executed the message of this number: it had a receive for it, whatever its MSN says. A peer that
+// counts wrong would stop the sender for good otherwise.
+func (c *credits) executed(ssn uint64) { c.limit = max(c.limit, ssn) }

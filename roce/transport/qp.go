@@ -139,9 +139,6 @@ func (q *QP) CheckModify(a *Attributes, mask AttributeMask) error {
 	if !q.requester.drained && !leaves {
 		return fmt.Errorf("%w: the send queue is still draining", ErrTransition)
 	}
-	if busy := q.responder.busy(); mask&MaskMaxDestRDAtomic != 0 && int(a.MaxDestRDAtomic) < busy {
-		return fmt.Errorf("%w: MAX_DEST_RD_ATOMIC is %d, the peer has %d READs or atomics in flight", ErrAttribute, a.MaxDestRDAtomic, busy)
-	}
 	return nil
 }
 
@@ -195,7 +192,7 @@ func (q *QP) reconfigure(mask AttributeMask) {
 		q.requester.answers = make([]uint64, q.attrs.MaxRDAtomic)
 	}
 	if mask&MaskMaxDestRDAtomic != 0 {
-		q.responder.resize(q.attrs.MaxDestRDAtomic)
+		q.responder.grant(q.attrs.MaxDestRDAtomic)
 	}
 }
 

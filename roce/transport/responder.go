@@ -62,7 +62,8 @@ type responder struct {
 	// past the newest.
 	saved        []savedRequest
 	savedNext    uint64
-	responsesDue int // saved requests with responses due
+	limit        uint64 // max_dest_rd_atomic
+	responsesDue int    // saved requests with responses due
 
 	established bool // the first request of the peer has come
 
@@ -76,7 +77,7 @@ func (r *responder) init(config *Config) {
 
 func (r *responder) start(maxDestRDAtomic uint8) {
 	r.expected = origin
-	r.saved = make([]savedRequest, maxDestRDAtomic)
+	r.grant(maxDestRDAtomic)
 }
 
 func (r *responder) reset(config *Config) {
@@ -111,10 +112,11 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 	default:
 		q.engine.counters.OutOfSequence++
 		q.drop(roce.DropOutOfSequence)
-		r.skipped = max(r.skipped, r.expected+uint64(distance))
 		if !r.refused {
+			r.skipped = 0 // of an earlier loss, or of a packet that belongs to no life of this connection
 			q.refuseSequence()
 		}
+		r.skipped = max(r.skipped, r.expected+uint64(distance))
 	}
 }
 

@@ -17,6 +17,9 @@ const (
 	SyndromeNAKInvalidRequest    Syndrome = 0x61 // opcode, length or resources not as agreed
 	SyndromeNAKRemoteAccess      Syndrome = 0x62 // key, bounds or rights of the remote memory
 	SyndromeNAKRemoteOperational Syndrome = 0x63 // the responder could not do its part
+
+	// SyndromeNone is no syndrome: a reserved value for "no answer has come yet", never on the wire.
+	SyndromeNone Syndrome = 0xFF
 )
 
 const (
@@ -47,6 +50,8 @@ func (s Syndrome) Value() uint8 { return uint8(s & 0x1F) }
 // String describes the syndrome, such as "NAK remote access error" or "RNR NAK 640µs".
 func (s Syndrome) String() string {
 	switch {
+	case s == SyndromeNone:
+		return "none"
 	case s == SyndromeAckNoCredits:
 		return "ACK"
 	case s.IsAck():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -154,12 +155,45 @@ func TestExplainOperations(t *testing.T) {
 	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "the peer's region")
 
 	for want, wr := range map[string]verbs.SendWR{
-		"permit the binding":                             {Opcode: verbs.WRBindMW, RKey: 0x100},
+		"an address, not an offset":                      {Opcode: verbs.WRBindMW, RKey: 0x100},
+		"beyond its region":                              {Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{{Addr: 1, Length: 2, LKey: 3}}},
 		"a key that cannot be registered or invalidated": {Opcode: verbs.WRLocalInv, InvalidateRKey: 0x100},
 	} {
 		a, _ := partners(t)
 		require.Contains(t, a.qp.Explain(a.do(t, wr)), want)
 	}
+}
+
+// TestExplainFailure: what a request of the peer broke is explained from this end; what nobody answered is not said to have
+// been answered; what is not of this queue pair is not explained as if it were.
+func TestExplainFailure(t *testing.T) {
+	a, b := partners(t)
+	require.Equal(t, "nothing has failed on QP "+b.qp.QPN().String(), b.qp.Explain(b.qp.Failure()))
+	wc := a.do(t, verbs.SendWR{
+		Opcode: verbs.WRRDMARead, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: b.mr.Addr() + 4090, RKey: b.mr.RKey(),
+	})
+	require.Contains(t, a.qp.Explain(wc), "last answer NAK remote access error")
+	text := b.qp.Explain(b.qp.Failure())
+	require.True(t, strings.HasPrefix(text, "RDMA READ of the peer at QP "+b.qp.QPN().String()), text)
+	require.Contains(t, text, "refused with NAK remote access error: no region or window")
+	require.Contains(t, b.qp.Explain(wc), "is one of QP "+a.qp.QPN().String())
+
+	a, b = pair(t, mem.Options{}) // remote reads and writes only
+	wc = a.do(t, verbs.SendWR{
+		Opcode: verbs.WRAtomicFetchAdd, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
+	})
+	require.Contains(t, a.qp.Explain(wc), "AccessFlags")
+	text = b.qp.Explain(b.qp.Failure())
+	require.True(t, strings.HasPrefix(text, "fetch-and-add of the peer"), text)
+	require.Contains(t, text, "AccessFlags or MaxDestRDAtomic of this QP")
+
+	a, b = pair(t, mem.Options{Faults: mem.Faults{Drop: 1}})
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{Timeout: 8, RetryCnt: 1}, verbs.QPTimeout|verbs.QPRetryCnt))
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
+	text = a.qp.Explain(a.do(t, verbs.SendWR{Opcode: verbs.WRSend}))
+	require.Contains(t, text, "no answer so far, 1 resends of 1")
+	require.Equal(t, verbs.StateRTS, b.qp.State())
 }
 
 // TestInUse: nothing is destroyed under those who need it, and nothing can be used after that.

@@ -100,7 +100,7 @@ func TestCase_C6_Refused(t *testing.T) {
 			support.Object(t, "QP", "inline data: "+name, c.want)
 		})
 	}
-	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRRDMARead, Flags: verbs.SendInline}), verbs.ErrSendFlags)
+	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRRDMARead, Flags: verbs.SendInline}), verbs.ErrInline)
 	require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 
 	none, other := newEnd(t, a.device, make([]byte, 8), verbs.QPCap{}), newEnd(t, b.device, make([]byte, 8), verbs.QPCap{})

@@ -25,11 +25,11 @@ type Endpoint struct {
 // among them, make the three transitions with ModifyQP.
 type ConnectOptions struct {
 	GIDIndex    int
-	AccessFlags AccessFlags // what the peer may do; remote read and write by default
+	AccessFlags AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
 	PathMTU     MTU         // the smaller of both ports' by default
 	MaxRDAtomic uint8       // READs that each end has in flight, 16 by default
 	RetryCnt    uint8       // resends without progress, 7 by default
-	RNRRetry    uint8       // 7, which is for ever, by default
+	RNRRetry    uint8       // 7, which is for ever, by default: a receive that is never posted holds the peer up for ever, too
 	Timeout     uint8       // ACK timeout code, 14 (67 ms) by default
 	MinRNRTimer uint8       // RNR timer code, 12 (0.64 ms) by default
 
@@ -46,7 +46,8 @@ func (o *ConnectOptions) fill() {
 	o.MinRNRTimer = cmp.Or(o.MinRNRTimer, 12)
 }
 
-// Endpoint describes this end for Connect at the other one.
+// Endpoint describes this end for Connect at the other one. It stays the same until the queue pair goes to RESET, which draws
+// another PSN: exchange Endpoints anew after that.
 func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if err := q.check(); err != nil {
 		return Endpoint{}, err
@@ -68,9 +69,9 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 }
 
 // Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
-// remote. Both ends must use the same options, but for GIDIndex and the traffic class. The path MTU is the smaller
+// remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The path MTU is the smaller
 // one of both Endpoints unless the options name one. The search for the peer's Ethernet address gives up after 3 seconds, or
-// when ctx ends; if Connect fails, ModifyQP to StateReset and try again.
+// when ctx ends; if Connect fails, ModifyQP to StateReset, exchange Endpoints anew and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
 	if err := q.check(); err != nil {
 		return err

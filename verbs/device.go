@@ -177,7 +177,7 @@ func (d *Device) Counters() Counters {
 }
 
 // DropReasons returns how many packets were dropped for which reason, without the reasons that never occurred.
-func (c *Counters) DropReasons() map[string]uint64 {
+func (c Counters) DropReasons() map[string]uint64 {
 	m := make(map[string]uint64)
 	for r, n := range c.Transport.Drops {
 		if n > 0 {

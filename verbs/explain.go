@@ -7,27 +7,61 @@ import (
 )
 
 // Explain says in one line what became of a work request of the queue pair: status, peer, packet, what the peer said last,
-// resends used, and for failures the likely cause.
+// resends used, and for failures the likely cause. It explains QP.Failure, too.
 func (q *QP) Explain(wc WC) string {
 	if err := q.check(); err != nil {
 		return err.Error()
 	}
-	text := fmt.Sprintf("%v of work request %d on QP %v", wc.Status, wc.WRID, wc.QPN)
+	if wc == (WC{}) {
+		return fmt.Sprintf("nothing has failed on QP %v", q.QPN())
+	}
+	if wc.QPN != q.QPN() {
+		return fmt.Sprintf("the completion is one of QP %v, not of QP %v", wc.QPN, q.QPN())
+	}
 	a, av, _ := q.driver.Query()
+	peer := ""
 	if !av.DGID.IsZero() {
-		text += fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
+		peer = fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
 	}
-	if wc.Status == WCSuccess {
-		return text
+	text := ""
+	switch {
+	case wc.Flags&WCPeerRequest != 0:
+		return fmt.Sprintf("%v of the peer at QP %v%s: PSN %#x was refused with %v: %s",
+			wc.Opcode, wc.QPN, peer, uint32(wc.PSN), wc.Syndrome, causeOfPeer(wc))
+	case wc.Status == WCFatalErr:
+		text = fmt.Sprintf("%v of QP %v%s", wc.Status, wc.QPN, peer)
+	default:
+		text = fmt.Sprintf("%v of work request %d on QP %v%s", wc.Status, wc.WRID, wc.QPN, peer)
 	}
-	if wc.Status != WCWRFlushErr {
-		text += fmt.Sprintf(": PSN %#x, last answer %v, %d resends of %d, %d RNR resends of %s",
-			uint32(wc.PSN), wc.Syndrome, wc.Retries, a.RetryCount, wc.RNRRetries, rnrLimit(a.RNRRetry))
+	if ofPeer(wc.Status) && wc.Opcode < WCRecv {
+		answer := "no answer so far"
+		if wc.Syndrome != roce.SyndromeNone {
+			answer = fmt.Sprintf("last answer %v", wc.Syndrome)
+		}
+		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d, %d RNR resends of %s",
+			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, wc.RNRRetries, rnrLimit(a.RNRRetry))
 	}
 	if cause := likelyCause(wc); cause != "" {
 		text += ": " + cause
 	}
 	return text
+}
+
+// ofPeer says whether a status of a send request comes from what the peer answered, or did not.
+func ofPeer(s WCStatus) bool {
+	switch s {
+	case WCRetryExcErr, WCRNRRetryExcErr, WCRemInvReqErr, WCRemAccessErr, WCRemOpErr, WCBadRespErr, WCLocLenErr:
+		return true
+	}
+	return false
+}
+
+// causeOfPeer is what usually lies behind the refusal of a request that took no receive.
+func causeOfPeer(wc WC) string {
+	if wc.Status == WCRemAccessErr {
+		return "no region or window of this QP's protection domain has the key it named, with that range and right"
+	}
+	return "AccessFlags or MaxDestRDAtomic of this QP do not permit it, the path MTU of the two ends differs, or it was malformed"
 }
 
 func rnrLimit(retries uint8) string {
@@ -58,7 +92,8 @@ func likelyCause(wc WC) string {
 	case WCRNRRetryExcErr:
 		return "the peer has not posted a receive"
 	case WCMWBindErr:
-		return "the region is not of the QP's protection domain or does not permit the binding, or the window is bound already"
+		return "the range is not within the region (MWBind.Addr is an address, not an offset), the region lacks AccessMWBind or is " +
+			"of another protection domain, or a type 2 window is bound already"
 	case WCRemAccessErr:
 		if wc.Opcode == WCRecv {
 			return "the peer wrote to memory that no key of this end opens to it"
@@ -68,12 +103,17 @@ func likelyCause(wc WC) string {
 		if wc.Opcode == WCRecv {
 			return "the peer's message was malformed, or named a key that it cannot invalidate"
 		}
-		return "the message is longer than the peer's receive, or its QP does not permit the operation"
+		return "the message is longer than the peer's receive, its QP does not permit the operation (AccessFlags, MaxDestRDAtomic), " +
+			"or the path MTU of the two ends differs"
 	case WCRemOpErr:
 		return "the peer's receive request names memory that it cannot use"
 	case WCLocProtErr:
-		return "an SGE names memory that is not registered here, not in this protection domain, or without local write"
+		return "an SGE names memory beyond its region, with a key that is not registered here or not in this protection domain, " +
+			"or without local write"
 	case WCLocLenErr:
+		if wc.Opcode != WCRecv {
+			return "the answer had another length than was asked for: the path MTU of the two ends differs"
+		}
 		return "the message does not fit the receive"
 	case WCWRFlushErr:
 		return "the QP was in the error state, see QP.Failure for why"

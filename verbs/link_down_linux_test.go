@@ -35,7 +35,7 @@ func linkDown(t *testing.T, how string) {
 	var as, bs []*end
 	for range count {
 		a, b := newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-		connect(t, a, b, verbs.ConnectOptions{Timeout: 10, RetryCnt: 3})
+		connect(t, a, b, verbs.ConnectOptions{Timeout: 15, RetryCnt: 3})
 		require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 		as, bs = append(as, a), append(bs, b)
 	}

@@ -191,7 +191,7 @@ func TestMisuseOfKeys(t *testing.T) {
 		"BindMW, other PD, window": {bind(sibling, a.mr), verbs.ErrInvalid, "another PD"},
 		"BindMW, other PD, region": {bind(w2, siblingMR), verbs.ErrInvalid, "another PD"},
 		"BindMW, flags":            {func() error { return a.qp.BindMW(w1, verbs.MWBind{Flags: 0x40}) }, verbs.ErrSendFlags, "0x40"},
-		"BindMW, inline":           {func() error { return a.qp.BindMW(w1, verbs.MWBind{Flags: verbs.SendInline}) }, verbs.ErrSendFlags, "inline"},
+		"BindMW, inline":           {func() error { return a.qp.BindMW(w1, verbs.MWBind{Flags: verbs.SendInline}) }, verbs.ErrInline, "inline"},
 		"opcode":                   {post(verbs.SendWR{Opcode: 33}), verbs.ErrOpcode, "33"},
 		"flags":                    {post(verbs.SendWR{Flags: 0x30}), verbs.ErrSendFlags, "0x30"},
 		"atomic with 7 bytes":      {post(verbs.SendWR{Opcode: verbs.WRAtomicFetchAdd, SGList: []verbs.SGE{a.mr.SGE(0, 7)}}), verbs.ErrAtomic, "7 bytes"},
@@ -200,7 +200,7 @@ func TestMisuseOfKeys(t *testing.T) {
 		"FLUSH too long": {
 			post(verbs.SendWR{Opcode: verbs.WRFlush, Flush: verbs.FlushRange{Placement: 1, Length: 1<<31 + 1}}), verbs.ErrMessageTooLong, "2147483649",
 		},
-		"READ inline":        {post(verbs.SendWR{Opcode: verbs.WRRDMARead, Flags: verbs.SendInline}), verbs.ErrSendFlags, "inline"},
+		"READ inline":        {post(verbs.SendWR{Opcode: verbs.WRRDMARead, Flags: verbs.SendInline}), verbs.ErrInline, "inline"},
 		"too many elements":  {post(verbs.SendWR{SGList: make([]verbs.SGE, 5)}), verbs.ErrTooManySGEs, "5"},
 		"bind with elements": {post(verbs.SendWR{Opcode: verbs.WRBindMW, SGList: word}), verbs.ErrTooManySGEs, "bind"},
 		"SQD with a timeout": {modify(verbs.QPAttr{State: verbs.StateSQD, Timeout: 3}, verbs.QPStateMask|verbs.QPTimeout), verbs.ErrTransition, "TIMEOUT"},

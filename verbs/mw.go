@@ -63,7 +63,8 @@ func (m *MW) check() error {
 	return nil
 }
 
-// RKey is the key that the last successful BindMW gave the window; it opens nothing before the binding was executed.
+// RKey is the key that the last BindMW whose post succeeded gave the window; it opens nothing before the binding was executed,
+// and never if that failed.
 func (m *MW) RKey() uint32 {
 	if m.check() != nil {
 		return 0
@@ -100,12 +101,15 @@ func (m *MW) Dealloc() error {
 	return nil
 }
 
+// InvalidateWR makes the work request that closes a window of type 2.
+func (m *MW) InvalidateWR() SendWR { return SendWR{Opcode: WRLocalInv, InvalidateRKey: m.RKey()} }
+
 // MWBind says what a window is bound to.
 type MWBind struct {
 	WRID   uint64
 	Flags  SendFlags
 	MR     *MR    // with AccessMWBind
-	Addr   uint64 // of the first byte, as the region counts
+	Addr   uint64 // of the first byte: an address like MR.Addr(), not an offset
 	Length uint64 // bytes; 0 unbinds a window of type 1
 	// Access is any of the remote rights; type 2 windows take AccessZeroBased, too.
 	Access AccessFlags

@@ -132,6 +132,8 @@ const (
 const (
 	WCWithImm = queue.WCWithImmediate  // ImmData is valid
 	WCWithInv = queue.WCWithInvalidate // InvalidatedRKey is valid
+	// WCPeerRequest marks a QP.Failure that a request of the peer has caused: Opcode is the peer's, WRID means nothing.
+	WCPeerRequest = queue.WCPeerRequest
 )
 
 // Rights.
@@ -228,7 +230,7 @@ var (
 	ErrOpcode         = queue.ErrOpcode  // the operation of a SendWR is not known
 	ErrSendFlags      = queue.ErrFlags   // a SendWR has flags that are unknown or do not fit its operation
 	ErrAtomic         = queue.ErrWord    // an atomic needs 8 bytes at both ends, the remote ones aligned
-	ErrInline         = queue.ErrInline  // more inline data than the queue pair was made for
+	ErrInline         = queue.ErrInline  // inline data without the flag, beside a list, of an operation that takes none, or too much
 	ErrAccessFlags    = memory.ErrAccess // access flags do not fit each other
 	ErrEmptyBuffer    = memory.ErrEmptyBuffer
 	ErrAddress        = memory.ErrAddress // the region would reach beyond the end of the address space

@@ -110,6 +110,10 @@ type WCFlags uint8
 const (
 	WCWithImmediate  WCFlags = 2
 	WCWithInvalidate WCFlags = 8
+	// WCPeerRequest marks the failure of a QP that a request of the peer has brought into the error state and that no completion
+	// tells, because no receive was involved: Opcode is then the peer's operation, and WRID means nothing. libibverbs has no such
+	// flag.
+	WCPeerRequest WCFlags = 0x80
 )
 
 // WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN, Timestamp and the fields that

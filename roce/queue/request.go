@@ -175,7 +175,7 @@ var (
 	ErrFlags       = errors.New("unknown flags")
 	ErrTooLong     = errors.New("message is too long")
 	ErrWord        = errors.New("operation needs one word of 8 bytes at an address that is a multiple of 8")
-	ErrInline      = errors.New("inline data does not fit")
+	ErrInline      = errors.New("invalid inline data")
 )
 
 const (
@@ -285,7 +285,11 @@ func (wr *SendWR) check(length uint64, limits SendLimits) error {
 	case wr.Flags&^knownFlags != 0:
 		return fmt.Errorf("%w: %#x", ErrFlags, uint8(wr.Flags&^knownFlags))
 	case inline && !o.inline:
-		return fmt.Errorf("%w: %v takes no inline data", ErrFlags, wr.Opcode)
+		return fmt.Errorf("%w: %v takes no inline data", ErrInline, wr.Opcode)
+	case len(wr.Inline) > 0 && !inline:
+		return fmt.Errorf("%w: %d bytes without the flag SendInline", ErrInline, len(wr.Inline))
+	case len(wr.Inline) > 0 && len(wr.SGList) > 0:
+		return fmt.Errorf("%w: %d bytes beside a list of %d elements", ErrInline, len(wr.Inline), len(wr.SGList))
 	case !o.list && len(wr.SGList) > 0:
 		return fmt.Errorf("%w: %d, %v takes none", ErrTooManySGEs, len(wr.SGList), wr.Opcode)
 	case inline && length > uint64(limits.MaxInline):

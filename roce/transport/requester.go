@@ -97,6 +97,7 @@ func (r *requester) init(config *Config) {
 
 func (r *requester) start(maxRDAtomic uint8) {
 	r.una, r.cursor, r.next, r.allocated = origin, origin, origin, origin
+	r.lastSyndrome = roce.SyndromeNone
 	r.answers = make([]uint64, maxRDAtomic)
 	r.answerCount = 0
 }

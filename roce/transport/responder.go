@@ -38,11 +38,12 @@ type responder struct {
 	expected uint64 // sequence number of the next request packet
 	msn      uint32
 
-	message  message
-	receive  queue.RecvWR // claimed by the message, if claimed
-	claimed  bool
-	capacity uint64 // bytes of the receive's list
-	received uint64 // bytes of the message so far
+	operation roce.Operation // of the packet that is or was processed last
+	message   message
+	receive   queue.RecvWR // claimed by the message, if claimed
+	claimed   bool
+	capacity  uint64 // bytes of the receive's list
+	received  uint64 // bytes of the message so far
 	// Of a WRITE:
 	write     memory.Range // what is still to come
 	writeSize uint64
@@ -149,6 +150,9 @@ func (q *QP) breakOff(syndrome roce.Syndrome, status queue.WCStatus) {
 		Status: status, Opcode: queue.WCRecv, QPN: q.config.QPN,
 		PSN: q.expectedPSN(r.answer.sequence), Syndrome: syndrome,
 	}
+	if !r.claimed {
+		q.failure.Flags, q.failure.Opcode = queue.WCPeerRequest, peerOpcode(r.operation)
+	}
 	switch {
 	case r.claimed:
 		q.failure.WRID = r.receive.WRID
@@ -164,9 +168,29 @@ func (q *QP) breakOff(syndrome roce.Syndrome, status queue.WCStatus) {
 	q.enterError()
 }
 
+// peerOpcode names an operation of the peer as its own completion would.
+func peerOpcode(o roce.Operation) queue.WCOpcode {
+	switch o {
+	case roce.OperationWrite:
+		return queue.WCRDMAWrite
+	case roce.OperationRead:
+		return queue.WCRDMARead
+	case roce.OperationCompareSwap:
+		return queue.WCCompareSwap
+	case roce.OperationFetchAdd:
+		return queue.WCFetchAdd
+	case roce.OperationFlush:
+		return queue.WCFlush
+	case roce.OperationAtomicWrite:
+		return queue.WCAtomicWrite
+	}
+	return queue.WCSend
+}
+
 func (q *QP) receiveExpected(p *roce.Packet) {
 	r := &q.responder
 	operation := p.Info.Operation
+	r.operation = operation
 	inSequence := p.Info.Starts()
 	switch r.message {
 	case messageSend:

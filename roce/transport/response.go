@@ -96,7 +96,7 @@ func (q *QP) breakRead(s *savedRequest) {
 	r.lastWords = true
 	q.raise(EventQPAccessErr)
 	q.failure = queue.WC{
-		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, QPN: q.config.QPN,
+		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, Flags: queue.WCPeerRequest, QPN: q.config.QPN,
 		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess,
 	}
 	if q.state != StateError {

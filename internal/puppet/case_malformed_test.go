@@ -100,6 +100,27 @@ func TestCase_A1(t *testing.T) {
 	}
 }
 
+// TestWrongICRCAtAnotherShard: also a packet that came in where the queue pair is not at home is checked before it does anything.
+func TestWrongICRCAtAnotherShard(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{Seed: 1, Scatter: true})
+	end := stage.NewEnd(puppet.EndOptions{Device: mem.DeviceOptions{Queues: 2}})
+	p := stage.NewPuppet()
+	p.Connect(end)
+	image := bytes.Clone(end.MR.Bytes())
+	packet := write(end, 100)
+	packet.Wrong.ICRC = true
+	const count = 40
+	for range count {
+		p.Send(packet)
+	}
+	p.ExpectNothing(time.Second)
+	require.Equal(t, map[string]uint64{"icrc_bad": count}, drops(end))
+	require.Greater(t, end.Device.Counters().Transport.HandedOver, uint64(5))
+	require.True(t, bytes.Equal(image, end.MR.Bytes()))
+	p.Send(write(end, 100))
+	p.ExpectAck(100, 1)
+}
+
 // cutTo makes a frame's UDP payload size bytes long, with lengths that fit.
 func cutTo(p *puppet.Puppet, opcode roce.Opcode, pad uint8, size int) []byte {
 	packet := puppet.Packet{

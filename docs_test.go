@@ -1,0 +1,35 @@
+package xroce_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestNamedTestsExist: docs/testing.md names tests, and a test that was renamed since would show nobody what it checks.
+func TestNamedTestsExist(t *testing.T) {
+	declared := make(map[string]bool)
+	declaration := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, match := range declaration.FindAllStringSubmatch(string(source), -1) {
+			declared[match[1]] = true
+		}
+		return err
+	}))
+	text, err := os.ReadFile("docs/testing.md")
+	require.NoError(t, err)
+	named := regexp.MustCompile(`\bTest[A-Z]\w*[A-Za-z0-9]\b`).FindAllString(string(text), -1)
+	require.Greater(t, len(named), 50)
+	for _, name := range named {
+		require.True(t, declared[name], "docs/testing.md names %s, which does not exist", name)
+	}
+}

@@ -38,7 +38,7 @@ func newPingPong(t *testing.T, mode verbs.XDPMode, background bool) *pingPong {
 	p := &pingPong{stop: make(chan struct{}), done: make(chan struct{})}
 	p.a = newEnd(t, open(&pair.A), make([]byte, 64), verbs.QPCap{})
 	p.b = newEnd(t, open(&pair.B), make([]byte, 64), verbs.QPCap{})
-	connect(t, p.a, p.b, verbs.ConnectOptions{})
+	connect(t, p.a, p.b, verbs.ConnectOptions{Timeout: noTimeout}) // nobody drives the manual ones between two runs
 	return p
 }
 
@@ -58,7 +58,7 @@ func (p *pingPong) run(t *testing.T, n int) (times []time.Duration) {
 		defer close(done)
 		pin(t, 1)
 		for i := range n {
-			poll(t, p.b.recvs)
+			require.Equal(t, verbs.WCSuccess, poll(t, p.b.recvs).Status)
 			if i < n-1 {
 				p.post(t, p.b)
 			}
@@ -70,7 +70,7 @@ func (p *pingPong) run(t *testing.T, n int) (times []time.Duration) {
 		start := time.Now()
 		p.post(t, p.a)
 		send(t, p.a)
-		poll(t, p.a.recvs)
+		require.Equal(t, verbs.WCSuccess, poll(t, p.a.recvs).Status)
 		times = append(times, time.Since(start))
 	}
 	<-done

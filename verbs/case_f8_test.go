@@ -29,9 +29,7 @@ func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	pair, err := netlab.NewPair(netlab.PairOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
-	peer, err := verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, peer.Close()) })
+	peer := openDevice(t, &pair.B, verbs.Options{})
 
 	const kills = 20
 	loaded := 0

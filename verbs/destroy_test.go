@@ -58,7 +58,7 @@ func TestDestroyInAnyOrder(t *testing.T) {
 			destroyInAnyOrder(t, uint64(round), refused, func() (*verbs.Device, error) {
 				e := ends[0]
 				ends = ends[1:]
-				return verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+				return verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
 			})
 			if round == 1 { // what the process opens once is open
 				before = descriptors(t)

@@ -86,15 +86,25 @@ func vethDevices(t *testing.T, p netlab.PairOptions, o verbs.Options) (a, b *ver
 	pair, err := netlab.NewPair(p)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
-	open := func(e *netlab.End) *verbs.Device {
-		o := o
-		o.NetNS = e.Namespace.Path()
-		d, err := verbs.OpenDevice(e.Name, o)
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
-		return d
-	}
-	return open(&pair.A), open(&pair.B)
+	return openDevice(t, &pair.A, o), openDevice(t, &pair.B, o)
+}
+
+// openDevice opens the device at an end of a pair until the end of the test. By then each of its buffers must have had one
+// owner at a time, and the kernel must have accepted every descriptor.
+func openDevice(t *testing.T, e *netlab.End, o verbs.Options) *verbs.Device {
+	t.Helper()
+	o.NetNS, o.CheckOwners = e.Namespace.Path(), true
+	d, err := verbs.OpenDevice(e.Name, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { closeDevice(t, d) })
+	return d
+}
+
+// closeDevice closes a device on a socket, and checks that nothing was wrong with the use of that.
+func closeDevice(t *testing.T, d *verbs.Device) {
+	t.Helper()
+	require.NoError(t, d.Close())
+	require.Zero(t, d.Counters().Link.InvalidDescriptors)
 }
 
 // poll waits for the next completion by polling.

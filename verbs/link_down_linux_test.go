@@ -24,13 +24,7 @@ func linkDown(t *testing.T, how string) {
 	pair, err := netlab.NewPair(netlab.PairOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = pair.Close() })
-	open := func(e *netlab.End) *verbs.Device {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
-		return d
-	}
-	da, db := open(&pair.A), open(&pair.B)
+	da, db := openDevice(t, &pair.A, verbs.Options{}), openDevice(t, &pair.B, verbs.Options{})
 	const count = 60
 	var as, bs []*end
 	for range count {

@@ -32,9 +32,7 @@ func newHouse(t *testing.T, queues int) *house {
 	h.pairs[1], err = netlab.Join(h.pairs[0].A.Namespace, h.pairs[0].B.Namespace, netlab.PairOptions{Queues: queues})
 	require.NoError(t, err)
 	for i, p := range h.pairs {
-		h.devices[i], err = verbs.OpenDevice(p.A.Name, verbs.Options{NetNS: p.A.Namespace.Path()})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, h.devices[i].Close()) })
+		h.devices[i] = openDevice(t, &p.A, verbs.Options{})
 	}
 	return h
 }

@@ -24,6 +24,16 @@ const (
 	ZeroCopy = xdp.ZeroCopy
 )
 
+// MultiBuffer says whether frames may take more than one buffer of 4 KiB, which path MTU 4096 needs.
+type MultiBuffer = xdp.MultiBuffer
+
+// Choices of MultiBuffer.
+const (
+	MultiBufferAuto = xdp.MultiBufferAuto // where kernel and mode allow it, but not in place of zero copy
+	MultiBufferOn   = xdp.MultiBufferOn   // or OpenDevice fails with ErrNotSupported
+	MultiBufferOff  = xdp.MultiBufferOff  // path MTU 2048 at most
+)
+
 // Options of OpenDevice; the zero value works.
 type Options struct {
 	// NetNS is the network namespace of the device, a path such as /run/netns/blue. Empty means that of the
@@ -32,17 +42,25 @@ type Options struct {
 	// Mode and Copy choose how packets get to the engine; Device.Information tells what was obtained.
 	Mode XDPMode
 	Copy CopyMode
+	// MultiBuffer is for path MTU 4096, which also needs a network device of MTU 4192 or more. By default it is there
+	// on Linux 6.6 and later unless the driver gives zero copy.
+	MultiBuffer MultiBuffer
 	// Queues is how many queues of the network device are used; 0 means all.
 	Queues int
 	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int
+	// CheckOwners is for tests: it keeps track of who owns each buffer of a frame, and Close fails if one ever had
+	// none or two.
+	CheckOwners bool
 }
 
 // OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program and
 // binds an AF_XDP socket to each queue. Packets that are not for this process stay with the kernel. It needs root or the
 // capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Everything is undone by Close, and by the end of the process.
 func OpenDevice(name string, o Options) (*Device, error) {
-	l, err := xdp.Open(name, xdp.Options{NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, Queues: o.Queues})
+	l, err := xdp.Open(name, xdp.Options{
+		NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, MultiBuffer: o.MultiBuffer, Queues: o.Queues, CheckOwners: o.CheckOwners,
+	})
 	if err != nil {
 		return nil, err
 	}

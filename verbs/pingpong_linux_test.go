@@ -28,11 +28,11 @@ func newPingPong(t *testing.T, mode verbs.XDPMode, background bool) *pingPong {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	open := func(e *netlab.End) *verbs.Device {
-		l, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: mode})
+		l, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: mode, CheckOwners: true})
 		require.NoError(t, err)
 		d, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: !background})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { closeDevice(t, d) })
 		return d
 	}
 	p := &pingPong{stop: make(chan struct{}), done: make(chan struct{})}

@@ -16,7 +16,7 @@ func TestOptionsDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Info{
 		Interface: 3, ChunkSize: 4096, ReceiveFrames: 1024, TransmitFrames: 512,
-		FillRing: 1024, ReceiveRing: 1024, TransmitRing: 512, CompletionRing: 512, TransmitBudget: 32,
+		FillRing: 2048, ReceiveRing: 1024, TransmitRing: 512, CompletionRing: 512, TransmitBudget: 32,
 	}, info)
 	require.Equal(t, 512, options.TransmitBudget)
 	require.Equal(t, 4<<20, options.SendBuffer)
@@ -27,7 +27,7 @@ func TestOptionsDefaults(t *testing.T) {
 	options = Options{Interface: 3, MultiBuffer: true, ReceiveFrames: 1025, TransmitFrames: 6}
 	info, err = options.complete()
 	require.NoError(t, err)
-	require.Equal(t, 2048, info.FillRing)
+	require.Equal(t, 4096, info.FillRing)
 	require.Equal(t, 8, info.TransmitRing)
 	require.Equal(t, 32, options.TransmitBudget)
 	require.Equal(t, 8192, info.TransmitFrameSize())
@@ -52,7 +52,7 @@ func TestOptionsRefused(t *testing.T) {
 		"odd transmit frames": {Options{Interface: 1, MultiBuffer: true, TransmitFrames: 5}, "5 transmit frames: must be even"},
 		// Ring sizes of drivers (ethtool -g) are often one below a power of two.
 		"ring of 511":       {Options{Interface: 1, TransmitRing: 511}, "transmit ring of 511 entries: must be a power of two"},
-		"fill too small":    {Options{Interface: 1, FillRing: 512}, "fill ring of 512 entries is too small: it must hold 1024"},
+		"fill too small":    {Options{Interface: 1, FillRing: 1024}, "fill ring of 1024 entries is too small: it must hold 2048"},
 		"receive too small": {Options{Interface: 1, ReceiveRing: 512}, "receive ring of 512 entries is too small: it must hold 1024"},
 		"completion below transmit ring": {Options{Interface: 1, TransmitRing: 2048, CompletionRing: 1024},
 			"completion ring of 1024 entries is too small: it must hold 2048"},

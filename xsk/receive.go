@@ -8,8 +8,9 @@
 // zero copy the NIC writes it there) and puts its address and length into the RX
 // ring. Receive turns the descriptor into a slice of the UMEM and, in the same
 // step, writes the chunk into the FILL ring without showing it yet. Release shows
-// it: one store gives all frames handed out back. The FILL ring has a place for
-// every receive chunk, so there is always room.
+// it: one store gives all frames handed out back. The FILL ring has two places
+// for every receive chunk, so there is always room: the kernel shows a frame in the RX
+// ring before it shows that it has taken the chunk from the FILL ring.
 //
 // With multi-buffer a frame is a chain of descriptors, all but the last marked with
 // XDP_PKT_CONTD. A batch may end within one; its segments then wait here for the
@@ -57,7 +58,7 @@ func (r *receiver) fillUp() {
 }
 
 // give writes a chunk into the FILL ring, still invisible. There is room unless the
-// kernel handed out the same chunk twice; then the chunk is better lost.
+// kernel handed out chunks twice many times; then the chunk is better lost.
 func (r *receiver) give(chunk uint64) {
 	if r.fill.reserve(1) == 1 {
 		r.fill.write(chunk)

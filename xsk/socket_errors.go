@@ -62,10 +62,13 @@ func (s *Socket) bindError(err error, mode CopyMode, waited time.Duration) error
 	case errors.Is(err, unix.ENODEV):
 		return s.fail("bind", fmt.Sprintf("ifindex %d does not exist in this network namespace", s.info.Interface), nil, err)
 	case errors.Is(err, unix.EOPNOTSUPP) && mode == ModeZeroCopy:
-		return s.fail("bind", queue+": the driver has no zero copy, or not with the multi-buffer setting asked for (ModeCopy always works)",
-			ErrNotSupported, err)
+		detail := queue + ": the driver has no zero copy"
+		if s.info.MultiBuffer {
+			detail += ", or not with multi-buffer"
+		}
+		return s.fail("bind", detail+" (ModeCopy always works)", ErrNotSupported, err)
 	case errors.Is(err, unix.EINVAL) && s.info.MultiBuffer:
-		return s.fail("bind", queue+": refused; a kernel before 6.6 has no multi-buffer", nil, err)
+		return s.fail("bind", queue+": refused; a kernel before 6.6 has no multi-buffer, and in zero copy the MTU has to fit into the buffers", nil, err)
 	case errors.Is(err, unix.EINVAL):
 		return s.fail("bind", queue+": refused; the queue does not exist, or in zero copy the MTU does not fit into a chunk", nil, err)
 	}

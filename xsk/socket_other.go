@@ -36,6 +36,9 @@ func ChannelCount(int) (receive, transmit int, err error) {
 	return 0, 0, notSupported("channel count")
 }
 
+// CheckMultiBuffer fails with ErrNotSupported.
+func CheckMultiBuffer() error { return notSupported("probe multi-buffer") }
+
 func (s *Socket) Receive([]Frame) int       { return 0 }
 func (s *Socket) Release()                  {}
 func (s *Socket) Buffer() []byte            { return nil }

@@ -36,7 +36,7 @@ func TestInfo(t *testing.T) {
 	s := a.mustOpen(t, Options{MultiBuffer: true})
 	require.Equal(t, Info{
 		Interface: a.ifindex, MultiBuffer: true, ChunkSize: 4096, ReceiveFrames: 1024, TransmitFrames: 512,
-		FillRing: 1024, ReceiveRing: 1024, TransmitRing: 512, CompletionRing: 512,
+		FillRing: 2048, ReceiveRing: 1024, TransmitRing: 512, CompletionRing: 512,
 		TransmitBudget: s.Info().TransmitBudget, SendBuffer: 8 << 20,
 	}, s.Info())
 	// 512 where the kernel knows XDP_MAX_TX_SKB_BUDGET, and then one kick does it.

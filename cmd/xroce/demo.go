@@ -16,7 +16,7 @@ import (
 // demoCommand is the parent of the demo's processes.
 type demoCommand struct {
 	File       string `placeholder:"PATH" help:"File to move, at least 64 MiB (default: a tar archive of the machine's Go toolchain)."`
-	MTU        int    `name:"mtu" placeholder:"BYTES" default:"2048" help:"Path MTU: 256, 512, 1024 or 2048. The devices get MTU 1500, or 3000 for 2048."`
+	MTU        int    `name:"mtu" placeholder:"BYTES" default:"2048" help:"Path MTU: 256, 512, 1024, 2048 or 4096. The devices get MTU 1500, 3000 for 2048, or 4192 for 4096."`
 	IPv6       bool   `name:"ipv6" help:"Use IPv6."`
 	Iterations int    `default:"30000" help:"Round trips of the latency measurement, which ends after 10 s at the latest."`
 	JSON       bool   `name:"json" help:"Print the report as JSON."`
@@ -75,11 +75,8 @@ func (c *demoCommand) check() (verbs.MTU, error) {
 // parsePathMTU checks a path MTU in bytes.
 func parsePathMTU(bytes int) (verbs.MTU, error) {
 	mtu, ok := roce.MTUFromBytes(bytes)
-	switch {
-	case !ok:
-		return 0, usage("path MTU %d does not exist: choose 256, 512, 1024 or 2048", bytes)
-	case mtu > verbs.MTU2048:
-		return 0, usage("path MTU %d needs frames of more than one 4 KiB buffer, which is not supported: choose 256, 512, 1024 or 2048", bytes)
+	if !ok {
+		return 0, usage("path MTU %d does not exist: choose 256, 512, 1024, 2048 or 4096", bytes)
 	}
 	return mtu, nil
 }
@@ -145,8 +142,11 @@ func (p *performance) makeNetwork() (err error) {
 		}
 	}
 	options := netlab.PairOptions{MTU: 1500}
-	if p.configuration.PathMTU == verbs.MTU2048 {
+	switch p.configuration.PathMTU {
+	case verbs.MTU2048:
 		options.MTU = 3000
+	case verbs.MTU4096:
+		options.MTU = verbs.MTU4096.Bytes() + roce.MTUOverhead
 	}
 	for _, pair := range []**netlab.Pair{&p.pair, &p.tcpPair} {
 		if *pair, err = netlab.Join(p.namespaces[0], p.namespaces[1], options); err != nil {

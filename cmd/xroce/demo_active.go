@@ -93,7 +93,8 @@ func hash(memory []byte) string {
 func (p *process) describeDevice(remote verbs.Endpoint) deviceReport {
 	i := p.rdma.device.Information()
 	return deviceReport{
-		Name: i.Name, Driver: i.Driver, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, PathMTU: p.PathMTU.Bytes(),
+		Name: i.Name, Driver: i.Driver, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, MultiBuffer: i.MultiBuffer,
+		NotTaken: append([]string{}, i.NotTaken...), PathMTU: p.PathMTU.Bytes(),
 		Local: p.Address, Remote: remote.Address,
 	}
 }

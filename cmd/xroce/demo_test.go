@@ -54,6 +54,7 @@ func TestDemo(t *testing.T) {
 	}{
 		{nil, deviceReport{XDPMode: "native+frags", PathMTU: 2048, NetdevMTU: 3000}, 4},
 		{[]string{"--mtu", "1024", "--mode", "generic", "--ipv6"}, deviceReport{XDPMode: "generic+frags", PathMTU: 1024, NetdevMTU: 1500}, 6},
+		{[]string{"--mtu", "4096"}, deviceReport{XDPMode: "native+frags", PathMTU: 4096, NetdevMTU: 4192}, 4},
 	} {
 		run := newProgram(append([]string{"demo", "--json", "--iterations", "500", "--file", file}, c.arguments...)...)
 		status := run.run(t, nil)
@@ -63,6 +64,9 @@ func TestDemo(t *testing.T) {
 		t.Logf("%+v", r)
 		require.Equal(t, c.device, deviceReport{XDPMode: r.Device.XDPMode, PathMTU: r.Device.PathMTU, NetdevMTU: r.Device.NetdevMTU})
 		require.Equal(t, "veth", r.Device.Driver)
+		require.True(t, r.Device.MultiBuffer)
+		require.Len(t, r.Device.NotTaken, 1)
+		require.Contains(t, r.Device.NotTaken[0], "zero copy: ")
 		require.Equal(t, c.family == 4, r.Device.Local.Is4())
 		require.Equal(t, c.family == 4, r.Device.Remote.Is4())
 		require.Equal(t, fileReport{Name: file, Bytes: smallestFile + 4321, SHA256: sum}, r.File)
@@ -109,6 +113,11 @@ func TestReportText(t *testing.T) {
 	}
 	r := report{Device: deviceReport{NetdevMTU: 3000}, PingPong: pingPongReport{Iterations: 7, Bytes: 8}}
 	require.Contains(t, text(r), "7 round trips of 8 bytes, both ends polling\n")
+	require.Contains(t, text(r), ", copy, one buffer a frame, path MTU 0, ")
+	require.NotContains(t, text(r), "not taken")
+	r.Device.MultiBuffer, r.Device.NotTaken = true, []string{"native: why not", "zero copy: why not"}
+	require.Contains(t, text(r), ", copy, multi-buffer, path MTU 0, ")
+	require.Regexp(t, "\nnot taken +native: why not\nnot taken +zero copy: why not\nfile ", text(r))
 	require.Contains(t, text(r), ", TCP at netdev MTU 3000 over an identical pair of devices without XDP\n")
 	r.PingPong.CutShort = true
 	require.Contains(t, text(r), "7 round trips of 8 bytes, cut short by the limit of 10s, both ends polling\n")

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/xroce/xroce/roce/link/xdp"
-	"github.com/xroce/xroce/verbs"
 )
 
 // devicesCommand lists network devices. It attaches nothing.
@@ -33,6 +32,8 @@ type deviceEntry struct {
 	XDPModes      []string     `json:"xdpModes"`
 	DriverTells   bool         `json:"driverTells"` // XDPModes and ZeroCopy are what the driver offers, not guesses
 	ZeroCopy      bool         `json:"zeroCopy"`
+	MultiBuffer   bool         `json:"multiBuffer"`            // frames of several buffers are expected, which path MTU 4096 needs
+	SingleBuffer  string       `json:"singleBuffer,omitempty"` // why they are not
 }
 
 // Run lists the devices.
@@ -69,11 +70,14 @@ func namespacePath(name string) string {
 func newDeviceEntry(p *xdp.Port) deviceEntry {
 	e := deviceEntry{
 		Name: p.Name, CanServe: p.Obstacle == nil, Driver: p.Driver, MAC: p.HardwareAddr.String(), Running: p.Running,
-		MTU: p.MTU, ActivePathMTU: min(p.ActiveMTU, verbs.MTU2048).Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
+		MTU: p.MTU, ActivePathMTU: p.ActiveMTU.Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
 		Missing: append([]string{}, p.Missing...), XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
 	}
 	if p.Obstacle != nil {
 		e.Obstacle = oneLine(p.Obstacle)
+	}
+	if e.MultiBuffer = p.MultiBuffer == nil && len(p.Rungs) > 0; p.MultiBuffer != nil {
+		e.SingleBuffer = oneLine(p.MultiBuffer)
 	}
 	for _, rung := range p.Rungs {
 		e.XDPModes = append(e.XDPModes, rung.String())
@@ -100,7 +104,10 @@ func (e *deviceEntry) print(out io.Writer) error {
 	line("    driver %s, %s, %s, queues %d", orUnknown(e.Driver), e.MAC, state, e.Queues)
 	line("    MTU %d, active path MTU %s", e.MTU, orNone(e.ActivePathMTU))
 	if len(e.XDPModes) > 0 {
-		line("    XDP %s (%s), %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText())
+		line("    XDP %s (%s), %s, %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText(), bufferMode(e.MultiBuffer))
+	}
+	if e.SingleBuffer != "" {
+		line("    no multi-buffer, so no path MTU 4096: %s", e.SingleBuffer)
 	}
 	for i, gid := range e.GIDs {
 		line("    GID %d  %v", i, gid)

@@ -2,15 +2,20 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/bpf"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link/xdp"
 )
 
 func TestDevices(t *testing.T) {
@@ -36,7 +41,7 @@ func TestDevices(t *testing.T) {
 			ActivePathMTU: 2048, Queues: 1,
 			GIDs:     []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
 			Missing:  []string{},
-			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy,
+			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy, MultiBuffer: true,
 		}, veth)
 		require.Equal(t, "native+frags", veth.XDPModes[0])
 	}
@@ -45,6 +50,7 @@ func TestDevices(t *testing.T) {
 	require.Contains(t, run.stdout.String(), "lo: cannot serve: ")
 	require.Contains(t, run.stdout.String(), "veth0: can serve\n    driver veth, ")
 	require.Contains(t, run.stdout.String(), "    GID 0  10.9.0.1\n")
+	require.Regexp(t, "    XDP native\\+frags .*, multi-buffer\n", run.stdout.String())
 	requireFree(t, &p.A)
 
 	for _, c := range []struct {
@@ -90,4 +96,25 @@ func sleeper(t *testing.T, n *netlab.Namespace) int {
 		_ = sleep.Wait()
 	})
 	return sleep.Process.Pid
+}
+
+// A device that path MTU 4096 is not to be had on says why.
+func TestDevicesWithoutMultiBuffer(t *testing.T) {
+	port := xdp.Port{
+		Name: "eth9", MTU: 9000, ActiveMTU: roce.MTU2048, Rungs: []xdp.Rung{bpf.RungNative, bpf.RungGeneric},
+		ZeroCopy: true, DriverTells: true, MultiBuffer: errors.New("the driver\ngives zero copy"),
+	}
+	e := newDeviceEntry(&port)
+	require.Equal(t, 2048, e.ActivePathMTU)
+	require.False(t, e.MultiBuffer)
+	require.Equal(t, "the driver; gives zero copy", e.SingleBuffer)
+	var out strings.Builder
+	require.NoError(t, e.print(&out))
+	require.Contains(t, out.String(), "    XDP native (native, generic), zero copy offered, one buffer a frame\n"+
+		"    no multi-buffer, so no path MTU 4096: the driver; gives zero copy\n")
+
+	port = xdp.Port{Name: "lo", Obstacle: errors.New("loopback")}
+	e = newDeviceEntry(&port)
+	require.False(t, e.MultiBuffer, "a device that cannot serve")
+	require.Empty(t, e.SingleBuffer)
 }

@@ -33,7 +33,7 @@ func newPair(t *testing.T, o netlab.PairOptions) *netlab.Pair {
 // requireFree checks that nobody uses a device: it can be opened.
 func requireFree(t *testing.T, e *netlab.End) {
 	t.Helper()
-	d, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path()})
+	d, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
 	require.NoError(t, err)
 	require.NoError(t, d.Close())
 }
@@ -60,6 +60,7 @@ func TestPingpongWrongDevice(t *testing.T) {
 	requireWrongUse(t, n, []string{"pingpong", "127.0.0.1"}, "lo carries the route to 127.0.0.1, but cannot serve")
 	requireWrongUse(t, n, []string{"pingpong", "192.0.2.1"}, "192.0.2.1", "unreachable")
 	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"}, "path MTU 2048 needs netdev MTU 2144, veth0 has 1500 (ip link set veth0 mtu 2144)")
+	requireWrongUse(t, n, []string{"pingpong", "-m", "4096"}, "path MTU 4096 needs netdev MTU 4192, veth0 has 1500 (ip link set veth0 mtu 4192)")
 	requireFree(t, &p.A)
 
 	second, err := netlab.Join(p.A.Namespace, p.B.Namespace, netlab.PairOptions{})

@@ -115,7 +115,7 @@ func TestFlagErrors(t *testing.T) {
 		{"demo --mode fast", `"fast"`},
 		{"demo --mtu many", "many"},
 		{"demo --mtu 1500", "1500 does not exist: choose"},
-		{"demo --mtu 4096", "path MTU 4096 needs"},
+		{"demo --mtu 8192", "8192 does not exist: choose"},
 		{"demo --iterations 0", "--iterations 0 is not in 1..100000000"},
 		{"demo --file /absent", "/absent: no such file"},
 		{"demo --file /dev/zero", "/dev/zero is no regular file"},

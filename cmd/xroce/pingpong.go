@@ -21,7 +21,7 @@ type pingpongCommand struct {
 	IBPort int    `short:"i" name:"ib-port" default:"1" help:"Port of the device, of which there is only 1."`
 	Level  int    `short:"l" name:"sl" default:"0" help:"Service level, of which there is only 0."`
 	Size   int    `short:"s" default:"4096" help:"Bytes of a message."`
-	MTU    int    `short:"m" name:"mtu" placeholder:"BYTES" help:"Path MTU: 256, 512, 1024 or 2048 (default: the largest that both ends carry)."`
+	MTU    int    `short:"m" name:"mtu" placeholder:"BYTES" help:"Path MTU: 256, 512, 1024, 2048 or 4096 (default: the largest that both ends carry)."`
 	Depth  int    `short:"r" name:"rx-depth" default:"500" help:"Receives to post at a time."`
 	Iters  int    `short:"n" name:"iters" default:"1000" help:"Round trips."`
 	Events bool   `short:"e" name:"events" help:"Sleep while waiting instead of polling."`
@@ -36,7 +36,9 @@ type pingpongResult struct {
 	Device      string            `json:"device"`
 	XDPMode     string            `json:"xdpMode"`
 	ZeroCopy    bool              `json:"zeroCopy"`
-	PathMTU     int               `json:"pathMTU"` // bytes
+	MultiBuffer bool              `json:"multiBuffer"` // frames may take more than one buffer
+	NotTaken    []string          `json:"notTaken"`    // better ways of carrying frames, and why they were not taken
+	PathMTU     int               `json:"pathMTU"`     // bytes
 	Local       verbs.Endpoint    `json:"local"`
 	Remote      verbs.Endpoint    `json:"remote"`
 	Iterations  int               `json:"iterations"`
@@ -334,7 +336,8 @@ func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took tim
 	counters := r.device.Counters()
 	bytes := 2 * int64(c.Size) * int64(c.Iters)
 	return &pingpongResult{
-		Device: i.Name, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, PathMTU: r.options.PathMTU.Bytes(), Local: local, Remote: remote,
+		Device: i.Name, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, MultiBuffer: i.MultiBuffer,
+		NotTaken: append([]string{}, i.NotTaken...), PathMTU: r.options.PathMTU.Bytes(), Local: local, Remote: remote,
 		Iterations: c.Iters, Bytes: bytes, Seconds: took.Seconds(), Mbit: float64(bytes) * 8 / took.Seconds() / 1e6,
 		RoundTrip: took.Seconds() * 1e6 / float64(c.Iters), Retransmits: counters.Transport.Retransmitted,
 		Drops: counters.DropReasons(),

@@ -98,6 +98,24 @@ func TestPingpong(t *testing.T) {
 	requireFree(t, &p.B)
 }
 
+// TestPingpongLargeMTU: path MTU 4096 comes by itself where the devices carry it, and when asked for.
+func TestPingpongLargeMTU(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{MTU: 4192})
+	for _, client := range []string{"", "-m 4096"} {
+		a, b := startPingpong(t, p, "10.9.0.2", []string{"-c", "-s", "100001", "-n", "50"},
+			append(strings.Fields(client), "-c", "-s", "100001", "-n", "50", "--json"))
+		require.Equal(t, 0, a.status(t, 20*time.Second), a.stderr.String())
+		require.Equal(t, 0, b.status(t, 2*time.Second), b.stderr.String())
+		var r pingpongResult
+		require.NoError(t, json.Unmarshal([]byte(a.stdout.String()), &r))
+		require.Equal(t, 4096, r.PathMTU)
+		require.True(t, r.MultiBuffer)
+		require.Len(t, r.NotTaken, 1)
+		require.Contains(t, r.NotTaken[0], "zero copy: ")
+	}
+	requireFree(t, &p.A)
+}
+
 func TestPingpongDisagreement(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	for _, c := range []struct{ server, client, atServer, atClient string }{

@@ -33,7 +33,11 @@ func openRDMA(name string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) 
 }
 
 func (r *rdma) open(name string, mode verbs.XDPMode, capacity int) (err error) {
-	if r.device, err = verbs.OpenDevice(name, verbs.Options{Mode: mode}); err != nil {
+	options := verbs.Options{Mode: mode}
+	if r.options.PathMTU == verbs.MTU4096 {
+		options.MultiBuffer = verbs.MultiBufferOn
+	}
+	if r.device, err = verbs.OpenDevice(name, options); err != nil {
 		return err
 	}
 	if err := r.choosePathMTU(); err != nil {

@@ -31,14 +31,16 @@ type report struct {
 
 // deviceReport describes the device of the active process; that of the passive one is its mirror.
 type deviceReport struct {
-	Name      string     `json:"name"`
-	Driver    string     `json:"driver"`
-	XDPMode   string     `json:"xdpMode"` // the rung obtained
-	ZeroCopy  bool       `json:"zeroCopy"`
-	PathMTU   int        `json:"pathMTU"`   // bytes
-	NetdevMTU int        `json:"netdevMTU"` // bytes
-	Local     netip.Addr `json:"local"`
-	Remote    netip.Addr `json:"remote"`
+	Name        string     `json:"name"`
+	Driver      string     `json:"driver"`
+	XDPMode     string     `json:"xdpMode"` // the rung obtained
+	ZeroCopy    bool       `json:"zeroCopy"`
+	MultiBuffer bool       `json:"multiBuffer"` // frames may take more than one buffer
+	NotTaken    []string   `json:"notTaken"`    // better ways of carrying frames, and why they were not taken
+	PathMTU     int        `json:"pathMTU"`     // bytes
+	NetdevMTU   int        `json:"netdevMTU"`   // bytes
+	Local       netip.Addr `json:"local"`
+	Remote      netip.Addr `json:"remote"`
 }
 
 type fileReport struct {
@@ -141,8 +143,11 @@ func (r *report) print(out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, values...))
 	}
 	d := r.Device
-	line("device", "%s (%s) at both ends, XDP %s, %s, path MTU %d, netdev MTU %d, %v to %v",
-		d.Name, d.Driver, d.XDPMode, copyMode(d.ZeroCopy), d.PathMTU, d.NetdevMTU, d.Local, d.Remote)
+	line("device", "%s (%s) at both ends, XDP %s, %s, %s, path MTU %d, netdev MTU %d, %v to %v",
+		d.Name, d.Driver, d.XDPMode, copyMode(d.ZeroCopy), bufferMode(d.MultiBuffer), d.PathMTU, d.NetdevMTU, d.Local, d.Remote)
+	for _, reason := range d.NotTaken {
+		line("not taken", "%s", reason)
+	}
 	line("file", "%s, %s", r.File.Name, byteCount(uint64(r.File.Bytes)))
 	line("", "SHA-256 %s", r.File.SHA256)
 	line("RDMA WRITE", "%s", r.Write.text())
@@ -186,6 +191,13 @@ func copyMode(zero bool) string {
 		return "zero copy"
 	}
 	return "copy"
+}
+
+func bufferMode(multiBuffer bool) string {
+	if multiBuffer {
+		return "multi-buffer"
+	}
+	return "one buffer a frame"
 }
 
 // byteCount names a number of bytes.

@@ -108,6 +108,11 @@ type Information struct {
 	Mode   string // how frames are carried, for people: "native+frags", "generic", "memory"
 	// ZeroCopy says that frames are not copied between carrier and buffers.
 	ZeroCopy bool
+	// MultiBuffer says that a frame may take more than one buffer, which path MTU 4096 needs where a buffer is a page.
+	MultiBuffer bool
+	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
+	// "zero copy: ...".
+	NotTaken []string
 }
 
 // Device is a port: an Ethernet address, some IP addresses, and queues. Except for the data-path calls on

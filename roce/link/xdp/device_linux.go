@@ -31,6 +31,9 @@ type Device struct {
 	options Options
 	driver  string
 	rung    bpf.Rung
+	// multiBuffer says that frames may take two chunks, notTaken what is better than what was obtained.
+	multiBuffer bool
+	notTaken    []string
 
 	program *bpf.Program
 	sockets []*queue
@@ -111,26 +114,13 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	// Where a program is attached already, trying to attach says whose it is. Its sockets would only say,
-	// after a while, that a queue is taken.
-	if hasProgram(attributes) {
-		if err := d.attach(); err != nil {
-			return err
-		}
+	// Before the sockets, since the rung decides on their options. And where a program is attached already, trying to
+	// attach says whose it is, while its sockets would only say, after a while, that a queue is taken.
+	if err := d.attach(); err != nil {
+		return err
 	}
-	for number := range count {
-		socket, err := xsk.Open(d.options.socket(d.netdev.index, number))
-		if err != nil {
-			return err
-		}
-		q := newQueue(socket, d.netdev.name, &d.closing)
-		d.sockets = append(d.sockets, q)
-		d.queues = append(d.queues, q)
-	}
-	if d.program.Attachment() == nil {
-		if err := d.attach(); err != nil {
-			return err
-		}
+	if err := d.openSockets(count); err != nil {
+		return err
 	}
 	for number, q := range d.sockets {
 		if err := d.program.RegisterSocket(number, q.socket.FD()); err != nil {
@@ -184,7 +174,7 @@ func chooseQueues(name string, receive, transmit, asked int) (int, error) {
 	return receive, nil
 }
 
-// attach attaches the program, and checks that the rung serves the options.
+// attach attaches the program.
 func (d *Device) attach() error {
 	attachment, err := bpf.Attach(d.program, d.netdev.index, d.options.Mode)
 	if foreign := (*bpf.ForeignProgramError)(nil); errors.As(err, &foreign) && foreign.Name == ownProgram {
@@ -194,9 +184,8 @@ func (d *Device) attach() error {
 		return err
 	}
 	d.rung = attachment.Rung()
-	if d.options.MultiBuffer && !d.rung.Frags() {
-		return fmt.Errorf("%w: frames of several buffers on %s, whose best rung is %v: %v",
-			ErrNotSupported, d.netdev.name, d.rung, attachment.Skipped())
+	for _, skipped := range attachment.Skipped() {
+		d.notTaken = append(d.notTaken, skipped.Error())
 	}
 	return nil
 }
@@ -238,7 +227,10 @@ func (d *Device) refresh() error {
 // Information describes the device.
 func (d *Device) Information() link.Information {
 	copying := slices.ContainsFunc(d.sockets, func(q *queue) bool { return !q.zeroCopy })
-	return link.Information{Name: d.netdev.name, Driver: d.driver, Mode: d.rung.String(), ZeroCopy: !copying}
+	return link.Information{
+		Name: d.netdev.name, Driver: d.driver, Mode: d.rung.String(), ZeroCopy: !copying, MultiBuffer: d.multiBuffer,
+		NotTaken: slices.Clone(d.notTaken),
+	}
 }
 
 // HardwareAddr returns the present Ethernet address of the network device.
@@ -268,9 +260,9 @@ func (d *Device) Speed() (megabits int) {
 	return megabits
 }
 
-// MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, and
-// with Options.MultiBuffer 7680.
-func (d *Device) MaximumFrame() int { return d.options.maximumFrame() }
+// MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, or
+// 7680 with multi-buffer (Information.MultiBuffer).
+func (d *Device) MaximumFrame() int { return maximumFrame(d.multiBuffer) }
 
 // Addresses asks for the unicast addresses of the network device: ascending, IPv4 before IPv6, link-local ones
 // last and without a zone. IPv6 addresses found to be duplicates are left out. It needs no call for packets to

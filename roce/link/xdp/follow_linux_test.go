@@ -230,7 +230,7 @@ func TestSteeringFollowsHardwareAddress(t *testing.T) {
 
 func TestMTUFollows(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
-	d := openEnd(t, p.A, Options{MultiBuffer: true})
+	d := openEnd(t, p.A, Options{MultiBuffer: MultiBufferOn})
 	for _, mtu := range []int{4200, 9000, 1280} {
 		inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetMTU(device, mtu)) })
 		require.Eventually(t, func() bool {
@@ -284,7 +284,7 @@ func TestDownAndUp(t *testing.T) {
 
 func TestDeletedDevice(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
-	d := openEnd(t, p.A, Options{})
+	d := openUnchecked(t, p.A, Options{})
 	inside(t, p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkDel(device)) })
 	_, err := d.MTU()
 	require.ErrorIs(t, err, link.ErrDown)

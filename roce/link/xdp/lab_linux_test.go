@@ -41,10 +41,23 @@ func newPair(t *testing.T, o netlab.PairOptions) *netlab.Pair {
 	return p
 }
 
-// openEnd opens the device at one end of a pair.
+// openEnd opens the device at one end of a pair. After the test each chunk must have had one owner at a time, and the kernel
+// must have accepted every descriptor.
 func openEnd(t *testing.T, e netlab.End, o Options) *Device {
 	t.Helper()
-	o.NetNS = e.Namespace.Path()
+	d := openUnchecked(t, e, o)
+	t.Cleanup(func() {
+		for number, q := range d.Queues() {
+			require.Zero(t, q.Counters().InvalidDescriptors, "queue %d of %s", number, e.Name)
+		}
+	})
+	return d
+}
+
+// openUnchecked is openEnd for tests that use descriptors wrongly.
+func openUnchecked(t *testing.T, e netlab.End, o Options) *Device {
+	t.Helper()
+	o.NetNS, o.CheckOwners = e.Namespace.Path(), true
 	d, err := Open(e.Name, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
@@ -137,16 +150,28 @@ func kick(t *testing.T, q link.Queue) {
 // receive waits for one frame and returns a copy of it, nil if none comes in time.
 func receive(t *testing.T, q link.Queue, patience time.Duration) []byte {
 	t.Helper()
+	segments := receiveSegments(t, q, patience)
+	if segments == nil {
+		return nil
+	}
+	return bytes.Join(segments, nil)
+}
+
+// receiveSegments is receive for who wants to see how the frame lay in the buffers.
+func receiveSegments(t *testing.T, q link.Queue, patience time.Duration) (segments [][]byte) {
+	t.Helper()
 	_, err := unix.Poll([]unix.PollFd{{Fd: int32(q.FD()), Events: unix.POLLIN}}, int(patience.Milliseconds()))
 	require.NoError(t, err)
 	var frames [1]link.Frame
 	if q.Receive(frames[:]) == 0 {
 		return nil
 	}
-	frame := bytes.Join(frames[0].Segments, nil)
-	require.Equal(t, len(frame), frames[0].Length())
+	for _, s := range frames[0].Segments {
+		segments = append(segments, bytes.Clone(s))
+	}
+	require.Len(t, bytes.Join(segments, nil), frames[0].Length())
 	q.Release()
-	return frame
+	return segments
 }
 
 const (

@@ -57,7 +57,9 @@ func TestOpenErrors(t *testing.T) {
 	requireFails(t, "veth0", Options{NetNS: "/proc/self/ns/uts"}, ErrInvalidOptions, "/proc/self/ns/uts")
 	for _, o := range []Options{
 		{Mode: 9}, {Copy: 9}, {Queues: -1}, {ReceiveFrames: -1}, {TransmitFrames: -1}, {ReceiveFrames: 1<<20 + 1},
-		{TransmitFrames: 3, MultiBuffer: true},
+		{TransmitFrames: 3, MultiBuffer: MultiBufferOn},
+		{TransmitFrames: 3},
+		{MultiBuffer: MultiBufferOff + 1},
 	} {
 		requireFails(t, "veth0", o, ErrInvalidOptions)
 	}
@@ -87,7 +89,7 @@ func TestEveryMTU(t *testing.T) {
 	for _, mtu := range []int{352, 1500, 3506, 3507, 4192, 9000} {
 		p := newPair(t, netlab.PairOptions{MTU: mtu})
 		for _, mode := range []Mode{ModeAuto, ModeGeneric} {
-			o := Options{Mode: mode, MultiBuffer: true}
+			o := Options{Mode: mode, MultiBuffer: MultiBufferOn}
 			a, b := openEnd(t, p.A, o), openEnd(t, p.B, o)
 			require.NoError(t, b.Steer(steering))
 			longest := min(mtu+14, 7680)

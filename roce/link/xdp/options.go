@@ -39,6 +39,33 @@ const (
 // SteeringCounter counts the frames that had one fate, see the reasons in package bpf.
 type SteeringCounter = bpf.Counter
 
+// MultiBuffer says whether a frame may lie in more than one buffer, which path MTU 4096 needs: its frames are longer than
+// a page. It takes Linux 6.6 and a rung with frags, and most drivers do not combine it with zero copy.
+type MultiBuffer uint8
+
+const (
+	// MultiBufferAuto allows it where the kernel and the rung do, except where the driver gives zero copy.
+	MultiBufferAuto MultiBuffer = iota
+	// MultiBufferOn has Open fail with ErrNotSupported where it is not to be had. Zero copy is still asked for first,
+	// together with it.
+	MultiBufferOn
+	// MultiBufferOff keeps every frame in one buffer.
+	MultiBufferOff
+)
+
+// String returns "auto", "on" or "off".
+func (m MultiBuffer) String() string {
+	switch m {
+	case MultiBufferAuto:
+		return "auto"
+	case MultiBufferOn:
+		return "on"
+	case MultiBufferOff:
+		return "off"
+	}
+	return fmt.Sprintf("MultiBuffer(%d)", uint8(m))
+}
+
 // Options of Open. The zero value works.
 type Options struct {
 	// NetNS names the network namespace of the device, such as /run/netns/blue or /proc/1234/ns/net.
@@ -46,17 +73,20 @@ type Options struct {
 	NetNS string
 	Mode  Mode
 	Copy  CopyMode
-	// MultiBuffer asks for frames longer than one chunk (see Device.MaximumFrame). It needs Linux 6.6 and a
-	// rung with frags, and most drivers do not combine it with zero copy.
-	MultiBuffer bool
+	// MultiBuffer says whether frames may be longer than one chunk (see Device.MaximumFrame).
+	MultiBuffer MultiBuffer
 	// Queues is the number of queues to use, from queue 0 on; 0 means all of the device. RoCE packets that
 	// the device puts into other queues go to the kernel, so with fewer than all the device has to be told to
 	// use only these (ethtool -X).
 	Queues int
 
 	// ReceiveFrames and TransmitFrames are the numbers of 4 KiB chunks for each queue; 0 means the
-	// default of package xsk. The rings are sized to hold them. With MultiBuffer, TransmitFrames must be even.
+	// default of package xsk. The rings are sized to hold them. TransmitFrames must be even except with MultiBufferOff.
 	ReceiveFrames, TransmitFrames int
+
+	// CheckOwners keeps track of who owns each chunk, which costs a few nanoseconds per frame. Close then fails if
+	// a chunk ever had none or two. It is for tests.
+	CheckOwners bool
 }
 
 // chunkSize is the size in bytes of a buffer for a frame or, with MultiBuffer, a part of one. Path MTU 2048
@@ -67,18 +97,9 @@ const chunkSize = 4096
 // include/uapi/linux/bpf.h).
 const receiveReserve = 256
 
-// socket returns the options of the socket on one queue.
-func (o Options) socket(index, queue int) xsk.Options {
-	return xsk.Options{
-		Interface: index, Queue: queue, ChunkSize: chunkSize,
-		ReceiveFrames: o.ReceiveFrames, TransmitFrames: o.TransmitFrames,
-		Mode: o.Copy, MultiBuffer: o.MultiBuffer,
-	}
-}
-
 // maximumFrame is the longest frame in bytes that the buffers take in both directions, whatever the MTU.
-func (o Options) maximumFrame() int {
-	if o.MultiBuffer {
+func maximumFrame(multiBuffer bool) int {
+	if multiBuffer {
 		return 2 * (chunkSize - receiveReserve)
 	}
 	return chunkSize - receiveReserve
@@ -100,8 +121,10 @@ func (o Options) validate() error {
 		return wrong("%d receive frames, want 1 to %d, or 0 for the default", o.ReceiveFrames, most)
 	case o.TransmitFrames < 0 || o.TransmitFrames > most:
 		return wrong("%d transmit frames, want 1 to %d, or 0 for the default", o.TransmitFrames, most)
-	case o.MultiBuffer && o.TransmitFrames%2 != 0:
-		return wrong("%d transmit frames with MultiBuffer, want an even number: a frame takes two", o.TransmitFrames)
+	case o.MultiBuffer > MultiBufferOff:
+		return wrong("multi-buffer %v does not exist", o.MultiBuffer)
+	case o.MultiBuffer != MultiBufferOff && o.TransmitFrames%2 != 0:
+		return wrong("%d transmit frames, want an even number: with multi-buffer a frame takes two", o.TransmitFrames)
 	}
 	return nil
 }

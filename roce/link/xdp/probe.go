@@ -28,7 +28,7 @@ type Port struct {
 	HardwareAddr roce.MAC
 	Running      bool     // up, and with carrier
 	MTU          int      // bytes, without the Ethernet header
-	ActiveMTU    roce.MTU // the largest path MTU, 0 if there is none
+	ActiveMTU    roce.MTU // the largest path MTU that Open is expected to give, 0 if there is none
 	Queues       int      // receive queues in use
 	Addresses    []netip.Addr
 
@@ -38,6 +38,9 @@ type Port struct {
 	Rungs       []Rung
 	ZeroCopy    bool
 	DriverTells bool
+	// MultiBuffer is nil if Open with MultiBufferAuto is expected to allow frames of several buffers, and otherwise
+	// why not: then the active path MTU is at most 2048. Only Open tells for sure.
+	MultiBuffer error
 
 	// Obstacle says why the device cannot serve now: Open would fail, or there is no address for a GID. It is nil if
 	// nothing is known to speak against the device.

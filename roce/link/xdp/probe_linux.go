@@ -91,6 +91,10 @@ func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, erro
 	}
 	features := n.features(a.Index)
 	port.Rungs, port.ZeroCopy, port.DriverTells = features.rungs(), features.zeroCopy(), features.known
+	port.MultiBuffer = features.multiBuffer(multiBufferObstacle)
+	if port.MultiBuffer != nil {
+		port.ActiveMTU = min(port.ActiveMTU, roce.MTU2048)
+	}
 	if _, port.Obstacle = chooseQueues(a.Name, receive, transmit, 0); port.Obstacle != nil {
 		return port, nil
 	}
@@ -195,3 +199,15 @@ func (f xdpFeatures) rungs() (rungs []Rung) {
 }
 
 func (f xdpFeatures) zeroCopy() bool { return !f.known || f.flags&netdevActZeroCopy != 0 }
+
+// multiBuffer says what stands against frames of several buffers where Open decides; obstacle is multiBufferObstacle. A
+// driver that does not tell most likely has no zero copy: one that has it came to tell with Linux 6.3.
+func (f xdpFeatures) multiBuffer(obstacle func(Rung) error) error {
+	if err := obstacle(f.rungs()[0]); err != nil {
+		return err
+	}
+	if f.known && f.zeroCopy() {
+		return errZeroCopy
+	}
+	return nil
+}

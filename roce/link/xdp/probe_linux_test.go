@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 
+	"github.com/xroce/xroce/bpf"
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -32,7 +34,9 @@ func TestProbe(t *testing.T) {
 	port, err = Probe("veth0", o)
 	require.NoError(t, err)
 	require.NoError(t, port.Obstacle)
-	require.Equal(t, &link.Information{Name: "veth0", Driver: "veth", Mode: "native+frags"}, port.Obtained)
+	require.Equal(t, &link.Information{
+		Name: "veth0", Driver: "veth", Mode: "native+frags", MultiBuffer: true, NotTaken: port.Obtained.NotTaken,
+	}, port.Obtained)
 	require.False(t, attached(t, p.A))
 
 	_, err = Probe("eth7", o)
@@ -87,4 +91,30 @@ func TestProbeWithoutAddress(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, port.Obstacle, ErrUnsuitable)
 	require.ErrorContains(t, port.Obstacle, "veth0 has no IP address")
+}
+
+// What the probe expects of a driver that Open would find.
+func TestProbeExpectsMultiBuffer(t *testing.T) {
+	const native = netdevActBasic | netdevActRedirect
+	old := errors.New("an old kernel")
+	for _, c := range []struct {
+		features xdpFeatures
+		kernel   error
+		want     error
+	}{
+		{xdpFeatures{}, nil, nil},
+		{xdpFeatures{}, old, old},
+		{xdpFeatures{known: true}, nil, nil}, // generic+frags
+		{xdpFeatures{known: true, flags: native | netdevActReceiveSegments}, nil, nil},
+		{xdpFeatures{known: true, flags: native | netdevActReceiveSegments | netdevActZeroCopy}, nil, errZeroCopy},
+		{xdpFeatures{known: true, flags: native | netdevActZeroCopy}, nil, multiBufferObstacle(bpf.RungNative)},
+		{xdpFeatures{known: true, flags: native}, nil, multiBufferObstacle(bpf.RungNative)},
+	} {
+		require.Equal(t, c.want, c.features.multiBuffer(func(rung Rung) error {
+			if c.kernel != nil {
+				return c.kernel
+			}
+			return multiBufferObstacle(rung)
+		}), "%+v", c)
+	}
 }

@@ -138,10 +138,11 @@ func (q *queue) Counters() link.Counters {
 	}
 }
 
-// close keeps the last counters.
+// close keeps the last counters. With Options.CheckOwners it tells of chunks that had not exactly one owner.
 func (q *queue) close() error {
+	owners := q.socket.CheckOwners()
 	if kernel, err := q.socket.Statistics(); err == nil {
 		q.final.Store(&kernel)
 	}
-	return q.socket.Close()
+	return errors.Join(owners, q.socket.Close())
 }

@@ -1,0 +1,44 @@
+//go:build linux
+
+package xsk
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// CheckMultiBuffer says whether the kernel has multi-buffer (Linux 6.6, see
+// Options.MultiBuffer): nil, ErrNotSupported, or why it cannot be found out, such as
+// ErrPermission. It needs CAP_NET_RAW and binds nothing.
+func CheckMultiBuffer() error {
+	err := checkBindFlag(unix.XDP_USE_SG)
+	if errors.Is(err, unix.EINVAL) {
+		return &Error{
+			Step: "probe multi-buffer", Detail: "this kernel has no multi-buffer AF_XDP (Linux 6.6 or later has it)",
+			Kind: ErrNotSupported, Err: err,
+		}
+	}
+	return err
+}
+
+// checkBindFlag tries to bind to an interface that does not exist: the kernel looks at
+// the flags first, so it answers EINVAL if it does not know one, and otherwise ENODEV
+// (net/xdp/xsk.c, xsk_bind).
+func checkBindFlag(flag uint16) error {
+	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return (&Socket{}).socketError(err)
+	}
+	defer unix.Close(fd)
+	err = unix.Bind(fd, &unix.SockaddrXDP{Flags: flag, Ifindex: math.MaxInt32})
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil
+	case err == nil:
+		return fmt.Errorf("xsk: an interface of index %d exists", math.MaxInt32)
+	}
+	return err
+}

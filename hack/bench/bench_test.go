@@ -1,0 +1,130 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+
+	"github.com/xroce/xroce/internal/netlab"
+)
+
+// build builds both programs and returns the folder.
+func build(t *testing.T) string {
+	t.Helper()
+	netlab.RequireRoot(t)
+	folder := t.TempDir()
+	output, err := exec.Command("go", "build", "-o", folder+"/", ".", "../rawprobe").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return folder
+}
+
+// TestBench runs everything once and shortly: every measurement has a value in every cell, or the cell says why not.
+func TestBench(t *testing.T) {
+	folder := build(t)
+	var output, complaints bytes.Buffer
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "100ms", "--mtu", "1024,4096", "--json")
+	command.Stdout, command.Stderr = &output, &complaints
+	require.NoError(t, command.Run(), "%s", &complaints)
+	var r report
+	require.NoError(t, json.Unmarshal(output.Bytes(), &r), "%s", &output)
+	require.Equal(t, 1, r.Pairs)
+	require.Equal(t, 0.1, r.Seconds)
+	require.NotEmpty(t, r.Machine.Kernel)
+	require.Len(t, r.Cells, 4)
+	for i, c := range r.Cells {
+		require.Equal(t, []string{"native", "generic"}[i%2], c.Mode)
+		require.Contains(t, c.XDPMode, c.Mode)
+		require.Equal(t, []int{1024, 4096}[i/2], c.PathMTU)
+		require.Equal(t, []int{1500, 4192}[i/2], c.NetdevMTU)
+		require.Empty(t, c.Void, "one run has no spread")
+		names := map[string]float64{}
+		for _, l := range c.Lines {
+			require.Len(t, l.Runs, 1)
+			require.Positive(t, l.Median, l.Name)
+			names[l.Name] = l.Median
+		}
+		want := measurements
+		if c.PathMTU == 4096 && c.Skipped != "" {
+			require.Contains(t, c.Skipped, "path MTU 4096")
+			want = []string{raw, rawWork, tcp, rawPingPong}
+		} else {
+			require.Empty(t, c.Skipped)
+			require.InDelta(t, names[write]/names[raw], ratio(t, c, write, raw), 1e-9)
+			require.InDelta(t, names[pingPong]/names[rawPingPong], ratio(t, c, pingPong, rawPingPong), 1e-9)
+		}
+		require.Len(t, names, len(want))
+		for _, name := range want {
+			require.Contains(t, names, name)
+		}
+	}
+}
+
+func ratio(t *testing.T, c cell, what, by string) float64 {
+	t.Helper()
+	for _, l := range c.Lines {
+		if l.Name == what {
+			return l.Ratios[by].Median
+		}
+	}
+	require.Fail(t, "no measurement", what)
+	return 0
+}
+
+// TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC packet.
+func TestRawIsDelivered(t *testing.T) {
+	folder := build(t)
+	for _, c := range []struct {
+		mode string
+		mtu  int
+		what string
+	}{{"native", 4096, rawWork}, {"generic", 1024, raw}} {
+		l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond}).newLab(c.mode, c.mtu)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, l.close()) })
+		s, failures := l.measure(t.Context(), c.what)
+		require.Less(t, len(failures), attempts, "%v", failures)
+		require.Positive(t, s.Frames)
+		var seen netlink.LinkStatistics
+		require.NoError(t, l.b.Do(func() error {
+			device, err := netlink.LinkByName(l.probe.B.Name)
+			if err == nil {
+				seen = *device.Attrs().Statistics
+			}
+			return err
+		}))
+		// Repetitions and the kernel's own few (neighbour discovery) come on top; up to 0.1 % may be lost behind the count.
+		require.GreaterOrEqual(t, seen.RxPackets, s.Frames)
+		require.GreaterOrEqual(t, seen.RxBytes, s.Frames*uint64(c.mtu+44))
+		if len(failures) == 0 {
+			require.Less(t, seen.RxPackets, s.Frames+100)
+			// No rate without the time that it took.
+			require.LessOrEqual(t, s.Gigabits*1e9*0.1, 1.001*float64(s.Frames)*float64(c.mtu)*8)
+		}
+	}
+}
+
+// TestEndsThatFail: a run that cannot work is tried again, and then says why.
+func TestEndsThatFail(t *testing.T) {
+	folder := build(t)
+	l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond}).newLab("native", 1024)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.close()) })
+	l.mtu = 4096
+	_, failures := l.measure(t.Context(), raw)
+	require.Len(t, failures, attempts)
+	require.ErrorContains(t, failures[0], "payload of 4096 bytes needs an MTU of 4140, veth0 has 1500")
+
+	l.RawProbe = filepath.Join(folder, "missing")
+	_, failures = l.measure(t.Context(), raw)
+	require.Len(t, failures, attempts)
+	require.ErrorIs(t, failures[0], os.ErrNotExist)
+}

@@ -55,6 +55,7 @@ type lab struct {
 	mode           string
 	mtu, netdevMTU int
 	a, b           *netlab.Namespace
+	cpus           []int // one per process; none lets the scheduler choose
 	probe, tcp     *netlab.Pair
 	verbs          *netlab.Pair
 }
@@ -64,6 +65,9 @@ func netdevMTU(pathMTU int) int { return max(1500, pathMTU+roce.MTUOverhead) }
 
 func (c *runCommand) newLab(mode string, mtu int) (l *lab, err error) {
 	l = &lab{runCommand: c, mode: mode, mtu: mtu, netdevMTU: netdevMTU(mtu)}
+	if !c.Free {
+		l.cpus = usableCPUs()
+	}
 	if l.a, err = netlab.NewNamespace(); err != nil {
 		return nil, err
 	}
@@ -76,6 +80,20 @@ func (c *runCommand) newLab(mode string, mtu int) (l *lab, err error) {
 		}
 	}
 	return l, nil
+}
+
+// usableCPUs returns the CPUs that this process may use.
+func usableCPUs() (cpus []int) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return nil
+	}
+	for cpu := 0; len(cpus) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
 }
 
 // close closes the namespaces, and with them go the devices.
@@ -163,8 +181,8 @@ func (l *lab) attempt(ctx context.Context, what string) (s sample, err error) {
 // command returns the process of a side, 0 active and 1 passive.
 func (l *lab) command(ctx context.Context, what string, side int) *exec.Cmd {
 	cpu := -1
-	if !l.Free {
-		cpu = side
+	if len(l.cpus) > 1 {
+		cpu = l.cpus[side]
 	}
 	ends := func(p *netlab.Pair) (own, other *netlab.End) {
 		if side == 0 {

@@ -84,7 +84,7 @@ func (c *runCommand) Run() error {
 	defer stop()
 	r := report{
 		Command: strings.Join(os.Args, " "), Machine: describeMachine(), Started: time.Now().UTC().Truncate(time.Second),
-		Pairs: c.Pairs, Seconds: c.Duration.Seconds(), Pinned: !c.Free,
+		Pairs: c.Pairs, Seconds: c.Duration.Seconds(), Pinned: !c.Free && len(usableCPUs()) > 1,
 	}
 	for _, mtu := range c.MTUs {
 		for _, mode := range c.Modes {

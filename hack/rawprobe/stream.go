@@ -40,8 +40,9 @@ type count struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// stall is the time after which what is in flight is taken for lost.
-const stall = 20 * time.Millisecond
+// stall is the time after which what is in flight is taken for lost: longer than a busy machine keeps the other end from
+// running, for the window would open again while its ring is full.
+const stall = 500 * time.Millisecond
 
 // sendStream sends frames for the duration, a window of them at a time, until the credits of all have come.
 func (p *probe) sendStream() (result, error) {

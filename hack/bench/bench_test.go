@@ -3,11 +3,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,14 +20,34 @@ import (
 	"github.com/xroce/xroce/internal/netlab"
 )
 
-// build builds both programs and returns the folder.
+// build builds both programs, once, and returns the folder.
 func build(t *testing.T) string {
 	t.Helper()
 	netlab.RequireRoot(t)
-	folder := t.TempDir()
-	output, err := exec.Command("go", "build", "-o", folder+"/", ".", "../rawprobe").CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	folder, err := built()
+	require.NoError(t, err)
 	return folder
+}
+
+var programs string // the folder, once they are built
+
+var built = sync.OnceValues(func() (_ string, err error) {
+	if programs, err = os.MkdirTemp("", "bench"); err != nil {
+		return "", err
+	}
+	output, err := exec.Command("go", "build", "-o", programs+"/", ".", "../rawprobe").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("go build: %w: %s", err, output)
+	}
+	return programs, err
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if programs != "" {
+		_ = os.RemoveAll(programs)
+	}
+	os.Exit(code)
 }
 
 // TestBench runs everything once and shortly: every measurement has a value in every cell, or the cell says why not.
@@ -77,6 +100,42 @@ func ratio(t *testing.T, c cell, what, by string) float64 {
 	}
 	require.Fail(t, "no measurement", what)
 	return 0
+}
+
+// TestFailure: what was measured before something failed is not lost.
+func TestFailure(t *testing.T) {
+	folder := build(t)
+	script := filepath.Join(folder, "script")
+	const text = "#!/bin/sh\ncase \"$*\" in *'-payload 2048'*) echo broken >&2; exit 3;; esac\nexec \"${0%script}rawprobe\" \"$@\"\n"
+	require.NoError(t, os.WriteFile(script, []byte(text), 0o755))
+	var output, complaints bytes.Buffer
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "50ms", "--mtu", "1024,2048",
+		"--mode", "generic", "--rawprobe", script)
+	command.Stdout, command.Stderr = &output, &complaints
+	require.EqualError(t, command.Run(), "exit status 1")
+	require.Contains(t, complaints.String(), "bench: raw, generic, path MTU 2048: active process: exit status 3: broken")
+	require.Contains(t, output.String(), "generic XDP, path MTU 1024, netdev MTU 1500 (obtained: generic")
+	require.Contains(t, output.String(), "raw ping-pong")
+	require.NotContains(t, output.String(), "2048, netdev")
+}
+
+// TestInterrupt: a signal ends it at once, with one line.
+func TestInterrupt(t *testing.T) {
+	folder := build(t)
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "1m", "--mtu", "1024", "--mode", "generic")
+	complaints, err := command.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	lines := bufio.NewScanner(complaints)
+	require.True(t, lines.Scan())
+	require.Equal(t, "generic, path MTU 1024: round 1 of 1", lines.Text())
+	require.NoError(t, command.Process.Signal(os.Interrupt))
+	start := time.Now()
+	require.True(t, lines.Scan())
+	require.Equal(t, "bench: interrupt signal received", lines.Text())
+	require.False(t, lines.Scan())
+	require.EqualError(t, command.Wait(), "exit status 1")
+	require.Less(t, time.Since(start), 30*time.Second, "a run takes a minute")
 }
 
 // TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC packet.

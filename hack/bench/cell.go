@@ -62,8 +62,11 @@ func (c *runCommand) measureCell(ctx context.Context, mode string, mtu int) (res
 				continue
 			}
 			s, failures := l.measure(ctx, what)
-			if len(failures) == attempts || ctx.Err() != nil {
-				return result, errors.Join(append(failures, context.Cause(ctx))...)
+			if ctx.Err() != nil {
+				return result, context.Cause(ctx)
+			}
+			if len(failures) == attempts {
+				return result, errors.Join(failures...)
 			}
 			for _, f := range failures {
 				result.Repeated = append(result.Repeated, f.Error())

@@ -10,6 +10,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -86,6 +87,22 @@ func (c *runCommand) Run() error {
 		Command: strings.Join(os.Args, " "), Machine: describeMachine(), Started: time.Now().UTC().Truncate(time.Second),
 		Pairs: c.Pairs, Seconds: c.Duration.Seconds(), Pinned: !c.Free && len(usableCPUs()) > 1,
 	}
+	failure := c.measureCells(ctx, &r)
+	r.LoadAfter = loadAverage()
+	switch {
+	case failure != nil && len(r.Cells) == 0:
+	case c.JSON:
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return errors.Join(failure, encoder.Encode(r))
+	default:
+		r.print(os.Stdout)
+	}
+	return failure
+}
+
+// measureCells adds cells to a report until one fails or ctx ends.
+func (c *runCommand) measureCells(ctx context.Context, r *report) error {
 	for _, mtu := range c.MTUs {
 		for _, mode := range c.Modes {
 			cell, err := c.measureCell(ctx, mode, mtu)
@@ -95,12 +112,5 @@ func (c *runCommand) Run() error {
 			r.Cells = append(r.Cells, cell)
 		}
 	}
-	r.LoadAfter = loadAverage()
-	if c.JSON {
-		encoder := json.NewEncoder(os.Stdout)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(r)
-	}
-	r.print(os.Stdout)
 	return nil
 }

@@ -100,7 +100,7 @@ func (c cell) print(w io.Writer) {
 		fmt.Fprintln(w, "VOID:", reason)
 	}
 	for _, reason := range c.Repeated {
-		fmt.Fprintln(w, "repeated:", reason)
+		fmt.Fprintln(w, "repeated:", strings.ReplaceAll(reason, "\n", "; "))
 	}
 }
 

@@ -160,6 +160,9 @@ func (e *session) poll(wc []verbs.WC) (int, error) {
 // patience is the time after which a run in which nothing completes has failed.
 const patience = 10 * time.Second
 
+// counters is what the device has counted, for the error of a run that stopped.
+func (e *session) counters() string { return fmt.Sprintf("%+v", e.device.Counters()) }
+
 // transfer moves messages for the duration. The memory of both ends must then be the same.
 func (e *session) transfer() (s sample, err error) {
 	opcode := map[string]verbs.WROpcode{write: verbs.WRRDMAWrite, send: verbs.WRSend, read: verbs.WRRDMARead}[e.What]
@@ -182,7 +185,7 @@ func (e *session) transfer() (s sample, err error) {
 			last = now
 		} else if empty++; empty%1024 == 0 {
 			if now = time.Now(); now.Sub(last) > patience {
-				return s, fmt.Errorf("nothing has completed for %v", patience)
+				return s, fmt.Errorf("nothing has completed for %v: %s", patience, e.counters())
 			}
 		}
 	}
@@ -232,7 +235,7 @@ func (e *session) pingPong() (s sample, err error) {
 				}
 			}
 			if empty%1024 == 0 && time.Since(start) > patience {
-				return s, fmt.Errorf("no answer for %v", patience)
+				return s, fmt.Errorf("no answer for %v: %s", patience, e.counters())
 			}
 		}
 		if start.Sub(begin) > e.Duration/10 { // not while caches and predictors are cold
@@ -264,7 +267,7 @@ func (e *session) serve() error {
 		}
 	}
 	if err := <-ended; err != nil {
-		return fmt.Errorf("the other end is gone: %w", err)
+		return fmt.Errorf("the other end is gone: %w: %s", err, e.counters())
 	}
 	return jsonline.Write(e.peer, crc32.ChecksumIEEE(e.mr.Bytes()))
 }

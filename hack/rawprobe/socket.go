@@ -193,6 +193,14 @@ func (s *socket) poll(limit int, handle func(pieces []unix.XDPDesc)) (frames int
 	return frames
 }
 
+// emptyPolls is how often the ring is looked at before the process sleeps: some 20 us, less than what it takes to wake up on
+// another CPU.
+const emptyPolls = 2000
+
+// sleep waits for frames in poll(2), for at most 10 ms. On a CPU that others want, a process that sleeps is let in sooner than
+// one that has used up its share by spinning.
+func (s *socket) sleep() { _, _ = unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, 10) }
+
 func (s *socket) bytes(d unix.XDPDesc) []byte { return s.memory[d.Addr : d.Addr+uint64(d.Len)] }
 
 // invalid says whether the kernel has refused a descriptor, which would be a mistake of ours.

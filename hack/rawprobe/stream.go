@@ -92,8 +92,8 @@ func (p *probe) sendStream() (result, error) {
 			progress = now
 			continue
 		}
-		if idle++; idle%16 == 0 {
-			yield()
+		if idle++; idle%emptyPolls == 0 {
+			s.sleep()
 			if now = time.Now(); now.Sub(progress) > stall {
 				credit, progress = sent, now // the receiver's count tells what was lost
 			}
@@ -179,8 +179,8 @@ func (p *probe) receiveStream() error {
 		if over.Load() {
 			break
 		}
-		if idle++; idle%16 == 0 {
-			yield()
+		if idle++; idle%emptyPolls == 0 {
+			s.sleep()
 		}
 	}
 	if err := s.invalid(); err != nil {

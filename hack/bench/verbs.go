@@ -151,7 +151,7 @@ func (e *session) poll(wc []verbs.WC) (int, error) {
 	n, err := e.cq.Poll(wc)
 	for _, c := range wc[:n] {
 		if c.Status != verbs.WCSuccess {
-			return n, errors.New(e.qp.Explain(c))
+			return n, fmt.Errorf("%s: %s", e.qp.Explain(c), e.counters())
 		}
 	}
 	return n, err

@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 100000x
 DURATION ?= 10m
 
-.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench soak clean
+.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak clean
 
 all: build
 
@@ -67,7 +67,13 @@ cross:
 	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
 	GOOS=darwin GOARCH=arm64 $(GO) build ./verbs ./xsk ./bpf
 
+# RDMA, raw AF_XDP and TCP over veth pairs, as docs/performance.md explains. Needs root; BENCHFLAGS=--quick takes a minute.
 bench:
+	$(GO) build -trimpath -o bin/ ./hack/bench ./hack/rawprobe
+	bin/bench $(BENCHFLAGS)
+
+# Go benchmarks of single packages.
+microbench:
 	$(GO) test -run '^$$' -bench . -benchmem ./roce/... ./verbs
 
 # Random programs until DURATION is over.

@@ -1,0 +1,318 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/xroce/xroce/internal/jsonline"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/verbs"
+)
+
+// session is an open device with a connected queue pair and a region of one message, which all messages use.
+type session struct {
+	*endCommand
+	peer   net.Conn
+	device *verbs.Device
+	pd     *verbs.PD
+	cq     *verbs.CQ
+	qp     *verbs.QP
+	mr     *verbs.MR
+	remote verbs.RemoteMemory
+}
+
+// hello is what the two ends tell each other.
+type hello struct {
+	Endpoint verbs.Endpoint     `json:"endpoint"`
+	Memory   verbs.RemoteMemory `json:"memory"`
+}
+
+func (c *endCommand) runVerbs(peer net.Conn) (s sample, err error) {
+	e := &session{endCommand: c, peer: peer}
+	defer func() { err = errors.Join(err, e.close()) }()
+	mtu, err := pathMTU(c.MTU)
+	if err != nil {
+		return s, err
+	}
+	mode := verbs.XDPNative
+	if c.Mode == "generic" {
+		mode = verbs.XDPGeneric
+	}
+	if e.device, err = verbs.OpenDevice(c.Device, verbs.Options{Mode: mode}); err != nil {
+		return s, err
+	}
+	// Both ends find the same.
+	if err := e.device.CheckPathMTU(mtu); errors.Is(err, verbs.ErrPathMTU) {
+		return sample{Skipped: err.Error(), XDPMode: e.device.Information().Mode}, nil
+	} else if err != nil {
+		return s, err
+	}
+	if err := e.connect(mtu); err != nil {
+		return s, err
+	}
+	switch {
+	case c.Passive:
+		err = e.serve()
+	case c.What == pingPong:
+		s, err = e.pingPong()
+	default:
+		s, err = e.transfer()
+	}
+	s.XDPMode = e.device.Information().Mode
+	return s, err
+}
+
+func (e *session) connect(mtu verbs.MTU) (err error) {
+	memory := make([]byte, messageSize)
+	for i := range memory {
+		memory[i] = byte(i * 7)
+	}
+	if e.Passive == (e.What != read) {
+		clear(memory) // it is to be filled
+	}
+	if e.pd, err = e.device.AllocPD(); err != nil {
+		return err
+	}
+	const access = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead
+	if e.mr, err = e.pd.RegMR(memory, access); err != nil {
+		return err
+	}
+	if e.cq, err = e.device.CreateCQ(4 * inFlight); err != nil {
+		return err
+	}
+	e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{
+		SendCQ: e.cq, RecvCQ: e.cq, Cap: verbs.QPCap{MaxSendWR: 2 * inFlight, MaxRecvWR: 2 * inFlight},
+	})
+	if err != nil {
+		return err
+	}
+	o := verbs.ConnectOptions{PathMTU: mtu}
+	gids, err := e.device.QueryGIDTable()
+	if err != nil {
+		return err
+	}
+	if o.GIDIndex = slices.Index(gids, roce.GIDFromAddr(e.Address)); o.GIDIndex < 0 {
+		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, e.Device, e.Address)
+	}
+	endpoint, err := e.qp.Endpoint(o)
+	if err != nil {
+		return err
+	}
+	other, err := verbs.Exchange(e.peer, hello{endpoint, e.mr.Remote()})
+	if err != nil {
+		return err
+	}
+	e.remote = other.Memory
+	if err := e.qp.Connect(context.Background(), other.Endpoint, o); err != nil {
+		return err
+	}
+	if e.What == send && e.Passive || e.What == pingPong {
+		for range 2 * inFlight {
+			if err := e.postReceive(); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = verbs.Exchange(e.peer, "ready")
+	return err
+}
+
+// Where in the memory the messages of a ping-pong are.
+const (
+	pingSent     = 0
+	pingReceived = 64
+)
+
+func (e *session) postReceive() error {
+	place := e.mr.SGE(0, messageSize)
+	if e.What == pingPong {
+		place = e.mr.SGE(pingReceived, pingPongSize)
+	}
+	return e.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{place}})
+}
+
+func (e *session) post(opcode verbs.WROpcode, place verbs.SGE) error {
+	return e.qp.PostSend(verbs.SendWR{
+		Opcode: opcode, Flags: verbs.SendSignaled, SGList: []verbs.SGE{place},
+		RemoteAddr: e.remote.Addr, RKey: e.remote.RKey,
+	})
+}
+
+// poll takes completions, all of which must be successes.
+func (e *session) poll(wc []verbs.WC) (int, error) {
+	n, err := e.cq.Poll(wc)
+	for _, c := range wc[:n] {
+		if c.Status != verbs.WCSuccess {
+			return n, fmt.Errorf("%s: %s", e.qp.Explain(c), e.counters())
+		}
+	}
+	return n, err
+}
+
+// patience is the time after which a run in which nothing completes has failed.
+const patience = 10 * time.Second
+
+// counters is what the device has counted, for the error of a run that stopped.
+func (e *session) counters() string { return fmt.Sprintf("%+v", e.device.Counters()) }
+
+// transfer moves messages for the duration. The memory of both ends must then be the same.
+func (e *session) transfer() (s sample, err error) {
+	opcode := map[string]verbs.WROpcode{write: verbs.WRRDMAWrite, send: verbs.WRSend, read: verbs.WRRDMARead}[e.What]
+	var wc [inFlight]verbs.WC
+	posted, completed := 0, 0
+	begin := time.Now()
+	last, now := begin, begin
+	for empty := 0; now.Sub(begin) < e.Duration || completed < posted; {
+		for ; posted-completed < inFlight && now.Sub(begin) < e.Duration; posted++ {
+			if err := e.post(opcode, e.mr.SGE(0, messageSize)); err != nil {
+				return s, err
+			}
+		}
+		n, err := e.poll(wc[:])
+		if err != nil {
+			return s, err
+		}
+		if n > 0 {
+			completed, now = completed+n, time.Now()
+			last = now
+		} else if empty++; empty%1024 == 0 {
+			if now = time.Now(); now.Sub(last) > patience {
+				return s, fmt.Errorf("nothing has completed for %v: %s", patience, e.counters())
+			}
+		}
+	}
+	s.Gigabits = gigabits(int64(completed)*messageSize, last.Sub(begin))
+	return s, e.compare()
+}
+
+// compare ends the run at the passive end and compares the memory of both.
+func (e *session) compare() error {
+	own := crc32.ChecksumIEEE(e.mr.Bytes())
+	other, err := verbs.Exchange(e.peer, own)
+	if err != nil {
+		return err
+	}
+	if e.What != pingPong && own != other {
+		return fmt.Errorf("the memory of the two ends is not the same after %s: CRC-32 %#x and %#x", e.What, own, other)
+	}
+	return nil
+}
+
+// pingPong measures round trips for the duration.
+func (e *session) pingPong() (s sample, err error) {
+	var times []time.Duration
+	var wc [4]verbs.WC
+	sends := 0 // that have not completed
+	begin := time.Now()
+	for now := begin; now.Sub(begin) < e.Duration; {
+		start := now
+		if err := e.post(verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
+			return s, err
+		}
+		sends++
+		answered := false
+		for empty := 1; !answered || sends >= inFlight; empty++ {
+			n, err := e.poll(wc[:])
+			if err != nil {
+				return s, err
+			}
+			for _, c := range wc[:n] {
+				if c.Opcode == verbs.WCSend {
+					sends--
+					continue
+				}
+				answered, now = true, time.Now()
+				if err := e.postReceive(); err != nil {
+					return s, err
+				}
+			}
+			if empty%1024 == 0 && time.Since(start) > patience {
+				return s, fmt.Errorf("no answer for %v: %s", patience, e.counters())
+			}
+		}
+		if start.Sub(begin) > e.Duration/10 { // not while caches and predictors are cold
+			times = append(times, now.Sub(start))
+		}
+	}
+	if len(times) == 0 {
+		return s, errors.New("no message came back in time")
+	}
+	slices.Sort(times)
+	s.Microseconds = float64(times[len(times)/2]) / 1e3
+	return s, e.compare()
+}
+
+// serve is the passive end: it keeps receives posted, answers a ping-pong, and at the end gives the checksum of its memory.
+func (e *session) serve() error {
+	var over atomic.Bool
+	ended := make(chan error, 1)
+	go func() {
+		// The other end sends its checksum when it is done; the answer tells it that of the memory here.
+		var sum uint32
+		err := jsonline.Read(e.peer, &sum)
+		over.Store(true)
+		ended <- err
+	}()
+	if e.What == send || e.What == pingPong || e.Polling {
+		if err := e.answer(&over); err != nil {
+			return err
+		}
+	}
+	if err := <-ended; err != nil {
+		return fmt.Errorf("the other end is gone: %w: %s", err, e.counters())
+	}
+	return jsonline.Write(e.peer, crc32.ChecksumIEEE(e.mr.Bytes()))
+}
+
+func (e *session) answer(over *atomic.Bool) error {
+	var wc [inFlight]verbs.WC
+	for !over.Load() {
+		n, err := e.poll(wc[:])
+		if err != nil {
+			return err
+		}
+		for _, c := range wc[:n] {
+			if c.Opcode == verbs.WCSend {
+				continue
+			}
+			if e.What == pingPong {
+				if err := e.post(verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
+					return err
+				}
+			}
+			if err := e.postReceive(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// close destroys what there is.
+func (e *session) close() error {
+	var failures []error
+	if e.qp != nil {
+		failures = append(failures, e.qp.Destroy())
+	}
+	if e.cq != nil {
+		failures = append(failures, e.cq.Destroy())
+	}
+	if e.mr != nil {
+		failures = append(failures, e.mr.Dereg())
+	}
+	if e.pd != nil {
+		failures = append(failures, e.pd.Dealloc())
+	}
+	if e.device != nil {
+		failures = append(failures, e.device.Close())
+	}
+	return errors.Join(failures...)
+}

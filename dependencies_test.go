@@ -68,12 +68,13 @@ var mayKnow = map[string]struct {
 	"roce/driver": {rooms: []string{
 		"roce", "roce/link", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
 	}},
-	"xsk":            {},
-	"bpf":            {},
-	"internal/netns": {},
+	"xsk":              {},
+	"bpf":              {},
+	"internal/netns":   {},
+	"internal/control": {rooms: []string{"internal/jsonline"}},
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
-		"xsk", "bpf", "internal/netns", "internal/jsonline",
+		"xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
 	}},
 }
 

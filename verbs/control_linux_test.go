@@ -13,6 +13,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -53,6 +54,16 @@ func TestControlSocket(t *testing.T) {
 		stop.Store(true)
 		readers.Wait()
 
+		// Without loss on the way, what left is what came, by opcode.
+		require.Eventually(t, func() bool {
+			return a.Counters().Link.Received == b.Counters().Link.Transmitted
+		}, patience, tick)
+		now, peer := a.Counters(), b.Counters()
+		require.Zero(t, now.Link.ReceiveDropped+peer.Link.ReceiveDropped+now.Link.TransmitDropped+peer.Link.TransmitDropped)
+		require.GreaterOrEqual(t, sum(now.Transport.Sent()), uint64(20*1024))
+		require.Equal(t, now.Transport.Sent(), peer.Transport.Received())
+		require.Equal(t, peer.Transport.Sent(), now.Transport.Received())
+
 		var s, c verbs.Snapshot
 		require.NoError(t, control.Get(t.Context(), a.ControlSocket(), "snapshot", &s))
 		require.NoError(t, control.Get(t.Context(), a.ControlSocket(), "counters", &c))
@@ -65,7 +76,6 @@ func TestControlSocket(t *testing.T) {
 		require.Empty(t, c.QPs)
 		require.Nil(t, c.MRs)
 		require.Equal(t, s.Counters, c.Counters)
-		now := a.Counters()
 		require.Equal(t, now.Transport.Named(), map[string]uint64(s.Counters.Counts))
 		steering, err := a.SteeringCounters()
 		require.NoError(t, err)
@@ -78,6 +88,7 @@ func TestControlSocket(t *testing.T) {
 			require.Equal(t, shard.Link.Kicks, shard.Socket["kicks"])
 		}
 		require.ErrorContains(t, control.Get(t.Context(), a.ControlSocket(), "everything", &s), `want "everything"`)
+		support.Object(t, "Device", "control socket and Snapshot, while data move", "the counters, QPs, CQs, SRQs and MRs as they are")
 	})
 }
 
@@ -103,6 +114,26 @@ func TestControlSocketGoesWithTheDevice(t *testing.T) {
 	require.NoError(t, d.Close())
 	require.NoFileExists(t, path)
 
+	// It may be closed while it is being asked.
+	var stop atomic.Bool
+	var asking sync.WaitGroup
+	for range 2 {
+		asking.Go(func() {
+			for !stop.Load() {
+				var s verbs.Snapshot
+				if err := control.Get(t.Context(), path, "snapshot", &s); err == nil && s.Device.Name != pair.A.Name {
+					t.Errorf("%+v", s)
+				}
+			}
+		})
+	}
+	for range 5 {
+		require.NoError(t, open().Close())
+	}
+	stop.Store(true)
+	asking.Wait()
+	require.NoFileExists(t, path)
+
 	o.NoControl = true
 	d = open()
 	require.Empty(t, d.ControlSocket())
@@ -117,4 +148,5 @@ func TestControlSocketGoesWithTheDevice(t *testing.T) {
 	d = open()
 	require.Empty(t, d.ControlSocket())
 	require.NoError(t, d.Close())
+	support.Object(t, "Device", "control socket in a folder that cannot be made", "a warning, and no socket")
 }

@@ -69,6 +69,7 @@ func TestCase_G5_CountersAgree(t *testing.T) {
 	}
 }
 
+// counters returns the counters of an end's device, each time as they are then.
 func counters(e *end) func() *verbs.Counters {
 	return func() *verbs.Counters { c := e.device.Counters(); return &c }
 }

@@ -68,13 +68,14 @@ var mayKnow = map[string]struct {
 	"roce/driver": {rooms: []string{
 		"roce", "roce/link", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
 	}},
-	"xsk":            {},
-	"bpf":            {},
-	"internal/netns": {},
-	"hack/rawprobe":  {}, // measures what the others are measured against
+	"xsk":              {},
+	"bpf":              {},
+	"internal/netns":   {},
+	"internal/control": {rooms: []string{"internal/jsonline"}},
+	"hack/rawprobe":    {}, // measures what the others are measured against
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
-		"xsk", "bpf", "internal/netns", "internal/jsonline",
+		"xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
 	}},
 }
 

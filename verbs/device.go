@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/transport"
@@ -14,6 +14,7 @@ import (
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
 	driver           *driver.Device
+	control          *control.Server // or nil
 	regions, windows count
 
 	mu      sync.Mutex
@@ -59,6 +60,9 @@ func (d *Device) Close() error {
 		return err
 	}
 	d.closed = true
+	if d.control != nil {
+		return d.control.Close()
+	}
 	return nil
 }
 
@@ -177,12 +181,4 @@ func (d *Device) Counters() Counters {
 }
 
 // DropReasons returns how many packets were dropped for which reason, without the reasons that never occurred.
-func (c Counters) DropReasons() map[string]uint64 {
-	m := make(map[string]uint64)
-	for r, n := range c.Transport.Drops {
-		if n > 0 {
-			m[roce.DropReason(r).String()] = n
-		}
-	}
-	return m
-}
+func (c Counters) DropReasons() map[string]uint64 { return c.Transport.Dropped() }

@@ -52,6 +52,10 @@ type Options struct {
 	// CheckOwners is for tests: it keeps track of who owns each buffer of a frame, and Close fails if one ever had
 	// none or two.
 	CheckOwners bool
+	// NoControl leaves out the control socket, at which xroce stat asks. It is in the folder $XROCE_RUN or, without that, in
+	// /run/xroce for root and in $XDG_RUNTIME_DIR/xroce for others, and only their owner can connect to it. If it cannot be
+	// made, a warning is logged (log/slog) and the device works without one.
+	NoControl bool
 }
 
 // OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program and
@@ -64,5 +68,9 @@ func OpenDevice(name string, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewDevice(l, EngineOptions{Window: o.Window})
+	d, err := NewDevice(l, EngineOptions{Window: o.Window})
+	if err == nil && !o.NoControl {
+		d.serveControl()
+	}
+	return d, err
 }

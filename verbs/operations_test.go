@@ -15,7 +15,9 @@ import (
 const everyAccess = allAccess | verbs.AccessRemoteAtomic | verbs.AccessMWBind | verbs.AccessFlushGlobal
 
 // partners are two ends whose peers may do everything, with inline data and some SGEs.
-func partners(t *testing.T) (a, b *end) {
+func partners(t *testing.T) (a, b *end) { return partnersAt(t, 0) }
+
+func partnersAt(t *testing.T, mtu verbs.MTU) (a, b *end) {
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	capacity := verbs.QPCap{MaxInline: 100, MaxSendSGE: 4, MaxRecvSGE: 4}
 	a, b = newEnd(t, da, make([]byte, 4096), capacity), newEnd(t, db, make([]byte, 4096), capacity)
@@ -24,7 +26,7 @@ func partners(t *testing.T) (a, b *end) {
 		require.NoError(t, e.mr.Rereg(verbs.MRChange{Access: &access}))
 	}
 	connect(t, a, b, verbs.ConnectOptions{
-		Timeout:     noTimeout,
+		Timeout: noTimeout, PathMTU: mtu,
 		AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal,
 	})
 	return a, b

@@ -23,7 +23,19 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, victim(device))
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	// Control sockets are made where they disturb nobody.
+	folder, err := os.MkdirTemp("", "xroce-run")
+	if err == nil {
+		err = os.Setenv("XROCE_RUN", folder)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		_ = os.RemoveAll(folder)
+		os.Exit(status)
+	}))
 }
 
 // pair returns two connected ends on a live network in memory.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
 )
 
@@ -21,7 +23,21 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(withFolder(m))
+}
+
+// withFolder runs the tests with a folder of their own for control sockets.
+func withFolder(m *testing.M) int {
+	folder, err := os.MkdirTemp("", "xroce-run")
+	if err == nil {
+		defer os.RemoveAll(folder)
+		err = os.Setenv(control.Environment, folder)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 // skip skips the test, or fails it if the environment says CI=true.
@@ -135,6 +151,11 @@ func TestFlagErrors(t *testing.T) {
 		{"pingpong -l 1", "-l/--sl 1: RoCEv2"},
 		{"pingpong -p 0 10.9.0.2", "-p/--port 0: name the port at which 10.9.0.2 waits"},
 		{"pingpong --mode=", "--mode"},
+		{"stat -n -1", "--count"},
+		{"stat --count=-1", "-n/--count -1 is below 0"},
+		{"stat --interval 1ms", "--interval 1ms is below 10ms"},
+		{"stat", "no process serves a device"},
+		{"stat -i eth7", "no process serves eth7: there is no control socket of one in"},
 		{"demo-active", "this command is for xroce demo"},
 	} {
 		requireWrongUse(t, nil, strings.Fields(c.line), c.word)

@@ -25,6 +25,7 @@ var ErrOverrun = errors.New("a completion was lost for lack of room")
 // CQ is a completion queue. Its methods may be called concurrently.
 type CQ struct {
 	device  *Device
+	id      uint32
 	channel *CompChannel // or nil
 	owner   atomic.Value
 	events  eventState
@@ -69,14 +70,16 @@ func (d *Device) CreateCQ(capacity int, channel *CompChannel) (*CQ, error) {
 	switch {
 	case d.closed, channel != nil && channel.closed.Load():
 		return nil, ErrClosed
-	case d.cqCount == MaxCQ:
-		return nil, fmt.Errorf("%w: CQ number %d, the device has %d", ErrLimit, d.cqCount+1, MaxCQ)
+	case len(d.cqs) == MaxCQ:
+		return nil, fmt.Errorf("%w: CQ number %d, the device has %d", ErrLimit, len(d.cqs)+1, MaxCQ)
 	}
-	d.cqCount++
 	if channel != nil {
 		channel.cqs++
 	}
-	return &CQ{device: d, channel: channel, producer: producer, consumer: consumer}, nil
+	d.lastID++
+	c := &CQ{device: d, id: d.lastID, channel: channel, producer: producer, consumer: consumer}
+	d.cqs[c] = struct{}{}
+	return c, nil
 }
 
 func completionRing(capacity int) (*queue.Producer, *queue.Consumer, error) {
@@ -294,7 +297,7 @@ func (c *CQ) Close() error {
 		return fmt.Errorf("CQ: %w by %d queues of QPs", ErrInUse, users)
 	}
 	c.closed.Store(true)
-	d.cqCount--
+	delete(d.cqs, c)
 	d.forget(AsyncEvent{CQ: c})
 	c.sleepers.wake()
 	if c.channel != nil {

@@ -69,8 +69,9 @@ type Device struct {
 
 	mu           sync.Mutex
 	qpCount      int
-	cqCount      int
-	srqCount     int
+	cqs          map[*CQ]struct{}
+	srqs         map[*SRQ]struct{}
+	lastID       uint32 // of a CQ or SRQ, for Snapshot
 	channelCount int
 	closed       bool
 	waiters      []*waiter // free ones
@@ -100,7 +101,10 @@ func open(l link.Device, o Options) (*Device, error) {
 		return nil, fmt.Errorf("%w: %s has %d queues, the engine drives 1 to %d: ask for fewer of them",
 			ErrLimit, l.Information().Name, len(queues), maxShards)
 	}
-	d := &Device{link: l, options: o, memory: memory.NewTable(o.Seed), done: make(chan struct{})}
+	d := &Device{
+		link: l, options: o, memory: memory.NewTable(o.Seed), done: make(chan struct{}),
+		cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}),
+	}
 	d.events.init()
 	d.numbers.init(rand.New(rand.NewPCG(o.Seed, 0x71706e73)))
 	for i, q := range queues {
@@ -144,9 +148,9 @@ func (d *Device) Close() error {
 	if d.closed {
 		return ErrClosed
 	}
-	if d.qpCount > 0 || d.cqCount > 0 || d.srqCount > 0 || d.channelCount > 0 || d.memory.Count() > 0 {
+	if d.qpCount > 0 || len(d.cqs) > 0 || len(d.srqs) > 0 || d.channelCount > 0 || d.memory.Count() > 0 {
 		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d completion channels, %d memory regions",
-			d.link.Information().Name, ErrInUse, d.qpCount, d.cqCount, d.srqCount, d.channelCount, d.memory.Count())
+			d.link.Information().Name, ErrInUse, d.qpCount, len(d.cqs), len(d.srqs), d.channelCount, d.memory.Count())
 	}
 	d.closed = true
 	close(d.done)
@@ -350,17 +354,17 @@ func (d *Device) Counters() (transport.Counters, link.Counters) {
 	var t transport.Counters
 	var l link.Counters
 	for _, s := range d.shards {
-		s.mu.Lock()
-		t.Add(s.engine.Counters())
-		s.unlock()
-		c := s.queue.Counters()
-		l.Received += c.Received
-		l.Transmitted += c.Transmitted
-		l.ReceiveDropped += c.ReceiveDropped
-		l.TransmitDropped += c.TransmitDropped
-		l.Kicks += c.Kicks
-		l.KickRetries += c.KickRetries
-		l.InvalidDescriptors += c.InvalidDescriptors
+		own, carrier := s.counters()
+		t.Add(&own)
+		l.Add(&carrier)
 	}
 	return t, l
+}
+
+// counters returns the counts of the shard and of its queue.
+func (s *Shard) counters() (transport.Counters, link.Counters) {
+	s.mu.Lock()
+	t := *s.engine.Counters()
+	s.unlock()
+	return t, s.queue.Counters()
 }

@@ -26,6 +26,7 @@ type SRQConfig struct {
 // SRQ is a shared receive queue. Its methods may be called concurrently.
 type SRQ struct {
 	device *Device
+	id     uint32
 	config SRQConfig // MaxWR and Limit are those of the creation
 	owner  atomic.Value
 	events eventState
@@ -61,10 +62,12 @@ func (d *Device) CreateSRQ(c SRQConfig) (*SRQ, error) {
 	if d.closed {
 		return nil, ErrClosed
 	}
-	if d.srqCount == MaxSRQ {
-		return nil, fmt.Errorf("%w: SRQ number %d, the device has %d", ErrLimit, d.srqCount+1, MaxSRQ)
+	if len(d.srqs) == MaxSRQ {
+		return nil, fmt.Errorf("%w: SRQ number %d, the device has %d", ErrLimit, len(d.srqs)+1, MaxSRQ)
 	}
-	d.srqCount++
+	d.lastID++
+	s.id = d.lastID
+	d.srqs[s] = struct{}{}
 	return s, nil
 }
 
@@ -199,7 +202,7 @@ func (s *SRQ) Close() error {
 		return fmt.Errorf("SRQ: %w by %d QPs", ErrInUse, s.qps)
 	}
 	s.closed.Store(true)
-	d.srqCount--
+	delete(d.srqs, s)
 	d.forget(AsyncEvent{SRQ: s})
 	return nil
 }

@@ -92,6 +92,23 @@ type Counters struct {
 	InvalidDescriptors uint64
 }
 
+// Add adds the counts of o to c.
+func (c *Counters) Add(o *Counters) {
+	c.Received += o.Received
+	c.Transmitted += o.Transmitted
+	c.ReceiveDropped += o.ReceiveDropped
+	c.TransmitDropped += o.TransmitDropped
+	c.Kicks += o.Kicks
+	c.KickRetries += o.KickRetries
+	c.InvalidDescriptors += o.InvalidDescriptors
+}
+
+// Detailer is implemented by Devices and Queues that count more than all have in common. Details may be called at any
+// time from any goroutine; the names are those of whoever counts.
+type Detailer interface {
+	Details() map[string]uint64
+}
+
 // Steering tells a Device which packets are this process's own; everything else stays with the host.
 type Steering struct {
 	// QPNs in [QPNBase, QPNBase + 1<<QPNBits) are delivered to the queues.

@@ -184,6 +184,20 @@ func (t *Table) Count() int {
 	return t.count
 }
 
+// Regions returns what the keys open now: registered regions, valid fast registrations and bound windows, in the order of
+// their indices.
+func (t *Table) Regions() []*Region {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []*Region
+	for index := uint32(1); index < t.size; index++ {
+		if r := t.slot(index).Load(); r != nil {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
 // slot is where the region of an index is. The caller holds the mutex.
 func (t *Table) slot(index uint32) *atomic.Pointer[Region] {
 	p := t.pages[index>>pageBits].Load()

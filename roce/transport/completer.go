@@ -49,7 +49,10 @@ func (q *QP) receiveResponse(p *roce.Packet) {
 	}
 }
 
-func (q *QP) drop(reason roce.DropReason) { q.engine.counters.Drops[reason]++ }
+func (q *QP) drop(reason roce.DropReason) {
+	q.engine.counters.Drops[reason]++
+	q.counters.Drops[reason]++
+}
 
 func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 	r := &q.requester
@@ -58,14 +61,17 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence + 1); implied {
 			q.engine.counters.ImpliedNAKs++
+			q.counters.ImpliedNAKs++
 			q.recover()
 		}
 	case syndrome.IsRNR():
 		if r.waitingRNR && sequence == r.una {
-			return // a duplicate: nothing was sent since the first one
+			q.drop(roce.DropStaleResponse) // a duplicate: nothing was sent since the first one
+			return
 		}
 		r.lastSyndrome = syndrome
 		q.engine.counters.ReceivedRNRNAKs++
+		q.counters.ReceivedRNRNAKs++
 		if implied := q.acknowledge(sequence); implied {
 			q.recover()
 			return
@@ -73,8 +79,10 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 		q.waitRNR(syndrome)
 	case syndrome == roce.SyndromeNAKSequence:
 		q.engine.counters.ReceivedNAKs++
+		q.counters.ReceivedNAKs++
 		if r.waitingRNR {
 			// rdma_rxe sends one for the packets behind a refused one. The wait goes on.
+			q.drop(roce.DropStaleResponse)
 			return
 		}
 		r.lastSyndrome = syndrome
@@ -147,6 +155,7 @@ func (q *QP) progress(una uint64) {
 		return
 	}
 	q.window.acknowledged(una - r.una)
+	r.roundTrip.acknowledged(q.engine.now, una)
 	r.una = una
 	r.retries, r.rnrRetries = 0, 0
 	r.recovering = r.recovering && una <= r.recoverFrom
@@ -238,6 +247,7 @@ func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 		return
 	}
 	q.engine.counters.CompletionsDropped++
+	q.counters.CompletionsDropped++
 	if q.state != StateError {
 		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: q.config.QPN}
 		q.enterError()
@@ -267,6 +277,7 @@ func (q *QP) precede(w *work, sequence uint64) bool {
 	}
 	if implied || sequence != q.requester.una {
 		q.engine.counters.ImpliedNAKs++
+		q.counters.ImpliedNAKs++
 		q.drop(roce.DropOutOfSequence)
 		q.recover()
 		return false

@@ -40,10 +40,14 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
 	e.now = now
 	e.counters.ReceivedPackets++
 	e.counters.ReceivedBytes += uint64(p.PayloadLength)
+	qp.counters.ReceivedPackets++
+	qp.counters.ReceivedBytes += uint64(p.PayloadLength)
 	if reason := qp.admit(p); reason != roce.DropNone {
-		e.counters.Drops[reason]++
+		qp.drop(reason)
 		return
 	}
+	e.counters.ReceivedOpcodes[p.Opcode&opcodeMask]++
+	qp.counters.ReceivedOpcodes[p.Opcode&opcodeMask]++
 	if p.Info.Request {
 		qp.receiveRequest(p)
 	} else {

@@ -66,6 +66,8 @@ type QP struct {
 	requester requester
 	responder responder
 	window    window
+	counters  Counters
+	laidOut   roce.Opcode // of the packet that was written last
 
 	// preferRequest alternates between requests and responses, so that neither starves the other.
 	preferRequest bool
@@ -259,6 +261,9 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 		q.preferRequest = !q.preferRequest
 		transmit.Commit(n)
 		q.engine.counters.SentPackets++
+		q.counters.SentPackets++
+		q.engine.counters.SentOpcodes[q.laidOut&opcodeMask]++
+		q.counters.SentOpcodes[q.laidOut&opcodeMask]++
 	}
 	return sent, true
 }
@@ -291,6 +296,7 @@ func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
 	fields.MigReq = true
 	fields.PadCount = uint8(pad)
 	fields.Put(frame[start:])
+	q.laidOut = fields.Opcode
 	clear(frame[body+payload : body+payload+pad])
 	return packet{frame: frame, extension: frame[start+roce.BTHLength : body], payload: frame[body : body+payload]}
 }
@@ -299,6 +305,7 @@ func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
 func (q *QP) seal(p packet) int {
 	q.template.Seal(p.frame)
 	q.engine.counters.SentBytes += uint64(len(p.payload))
+	q.counters.SentBytes += uint64(len(p.payload))
 	return len(p.frame)
 }
 

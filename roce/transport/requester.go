@@ -77,6 +77,8 @@ type requester struct {
 	recoverFrom uint64
 
 	drained bool // in SQD: nothing that was started is open
+
+	roundTrip roundTrip
 }
 
 func (r *requester) init(config *Config) {
@@ -342,8 +344,12 @@ func (q *QP) advance(w *work, packets uint64) {
 	r := &q.requester
 	if r.cursor < r.next {
 		q.engine.counters.Retransmitted++
+		q.counters.Retransmitted++
 	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
 		r.credits.sentFreely()
+	}
+	if r.sinceAck == 0 && r.cursor == r.next {
+		r.roundTrip.asked(q.engine.now, r.cursor)
 	}
 	r.cursor += packets
 	r.next = max(r.next, r.cursor)

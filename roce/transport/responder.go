@@ -109,9 +109,11 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 		}
 	case distance < 0:
 		q.engine.counters.DuplicateRequests++
+		q.counters.DuplicateRequests++
 		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
 	default:
 		q.engine.counters.OutOfSequence++
+		q.counters.OutOfSequence++
 		q.drop(roce.DropOutOfSequence)
 		if !r.refused {
 			r.skipped = 0 // of an earlier loss, or of a packet that belongs to no life of this connection
@@ -125,6 +127,7 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 func (q *QP) refuseSequence() {
 	q.responder.refused = true
 	q.engine.counters.SentSequenceNAKs++
+	q.counters.SentSequenceNAKs++
 	q.answer(q.responder.expected, roce.SyndromeNAKSequence)
 }
 
@@ -138,6 +141,7 @@ func (q *QP) answer(sequence uint64, syndrome roce.Syndrome) {
 // message claimed, if any, completes with status; otherwise an event tells the program.
 func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
 	q.engine.counters.SentFatalNAKs++
+	q.counters.SentFatalNAKs++
 	q.answer(q.responder.expected, syndrome)
 	q.breakOff(syndrome, status)
 }
@@ -220,6 +224,7 @@ func (q *QP) claim() bool {
 	if !found {
 		r.refused = true
 		q.engine.counters.SentRNRNAKs++
+		q.counters.SentRNRNAKs++
 		q.answer(r.expected, roce.RNRNAK(q.attrs.MinRNRTimer))
 		return false
 	}
@@ -368,7 +373,10 @@ func (q *QP) receiveDuplicate(p *roce.Packet, sequence uint64) {
 	r := &q.responder
 	switch p.Info.Operation {
 	case roce.OperationSend, roce.OperationWrite:
-		if r.hasLastPlain && (!r.answer.pending || r.answer.sequence < r.lastPlain) {
+		switch {
+		case !r.hasLastPlain:
+			q.drop(roce.DropDuplicateUnanswerable) // of an earlier life of the connection
+		case !r.answer.pending || r.answer.sequence < r.lastPlain:
 			q.answer(r.lastPlain, roce.SyndromeAckNoCredits)
 		}
 	default:

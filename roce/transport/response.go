@@ -92,6 +92,7 @@ func (q *QP) breakRead(s *savedRequest) {
 	}
 	r.responsesDue = 0
 	q.engine.counters.SentFatalNAKs++
+	q.counters.SentFatalNAKs++
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
 	q.raise(EventQPAccessErr)

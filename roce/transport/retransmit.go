@@ -27,6 +27,7 @@ func (q *QP) rewind() {
 		r.answerCount--
 	}
 	r.sinceAck = 0
+	r.roundTrip.abandon()
 	q.engine.Ready(q)
 }
 
@@ -43,11 +44,13 @@ func (q *QP) resend() {
 	r := &q.requester
 	if r.retries >= q.attrs.RetryCount {
 		q.engine.counters.RetriesExceeded++
+		q.counters.RetriesExceeded++
 		q.fail(queue.WCRetryExcErr)
 		return
 	}
 	r.retries++
 	q.engine.counters.Recoveries++
+	q.counters.Recoveries++
 	r.recovering, r.recoverFrom = true, r.una
 	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
 	q.window.lost()
@@ -63,6 +66,7 @@ func (q *QP) waitRNR(syndrome roce.Syndrome) {
 	if q.attrs.RNRRetry != forEver {
 		if r.rnrRetries >= q.attrs.RNRRetry {
 			q.engine.counters.RNRRetriesExceeded++
+			q.counters.RNRRetriesExceeded++
 			q.fail(queue.WCRNRRetryExcErr)
 			return
 		}
@@ -86,5 +90,6 @@ func (q *QP) requesterExpired() {
 		return
 	}
 	q.engine.counters.Timeouts++
+	q.counters.Timeouts++
 	q.resend()
 }

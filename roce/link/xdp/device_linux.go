@@ -309,6 +309,21 @@ func (d *Device) SteeringCounters() ([]SteeringCounter, error) {
 	return counters, err
 }
 
+// Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred.
+func (d *Device) Details() map[string]uint64 {
+	counters, err := d.SteeringCounters()
+	if err != nil {
+		return nil
+	}
+	m := make(map[string]uint64)
+	for _, c := range counters {
+		if c.Packets > 0 {
+			m[c.Reason.String()] = c.Packets
+		}
+	}
+	return m
+}
+
 // Close gives everything back: the sockets before the program, so that nothing is redirected to a socket that is
 // going away, and a driver has let go of the buffers before they are unmapped. Closing twice is allowed.
 func (d *Device) Close() error {

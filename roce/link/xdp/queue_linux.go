@@ -118,7 +118,8 @@ func (q *queue) FD() int {
 	return q.socket.FD()
 }
 
-func (q *queue) Counters() link.Counters {
+// statistics are the kernel's counters, after the end the last ones.
+func (q *queue) statistics() xsk.Statistics {
 	kernel, err := q.socket.Statistics()
 	if err != nil {
 		kernel = xsk.Statistics{}
@@ -126,7 +127,37 @@ func (q *queue) Counters() link.Counters {
 			kernel = *final
 		}
 	}
-	own := q.socket.Counters()
+	return kernel
+}
+
+// Details implements link.Detailer: the counters of struct xdp_statistics (include/uapi/linux/if_xdp.h) under the names that
+// they have there, and those of the socket's user.
+func (q *queue) Details() map[string]uint64 {
+	kernel, own := q.statistics(), q.socket.Counters()
+	return map[string]uint64{
+		"rx_dropped":               kernel.ReceiveDropped,
+		"rx_invalid_descs":         kernel.ReceiveInvalid,
+		"tx_invalid_descs":         kernel.TransmitInvalid,
+		"rx_ring_full":             kernel.ReceiveRingFull,
+		"rx_fill_ring_empty_descs": kernel.FillRingEmpty,
+		"tx_ring_empty_descs":      kernel.TransmitRingEmpty,
+
+		"rx_chains_too_long":     own.ChainsDropped,
+		"rx_length_zero":         own.ZeroLength,
+		"rx_invalid_addresses":   own.InvalidReceive,
+		"tx_invalid_completions": own.InvalidCompletions,
+		"tx_refused_lengths":     q.refused.Load(),
+		"tx_dropped":             own.TransmitDropped,
+		"kicks":                  own.Kicks,
+		"kicks_again":            own.KicksAgain,
+		"kicks_no_memory":        own.KicksNoBuffers,
+		"rx_wakeups":             own.ReceiveWakeups,
+		"rx_wakeups_busy":        own.ReceiveWakeupBusy,
+	}
+}
+
+func (q *queue) Counters() link.Counters {
+	kernel, own := q.statistics(), q.socket.Counters()
 	return link.Counters{
 		Received:           own.ReceivedFrames,
 		Transmitted:        own.TransmittedFrames,

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xroce/xroce/internal/control"
+	"github.com/xroce/xroce/verbs"
+)
+
+// statCommand shows rates of the devices that processes of this machine serve, as they tell at their control sockets.
+type statCommand struct {
+	Device   string        `short:"i" placeholder:"DEV" help:"Network device (default: every one that is served)."`
+	JSON     bool          `name:"json" help:"Print a line of JSON for each report: rates, and everything that the device tells."`
+	Count    int           `short:"n" default:"0" help:"Number of reports; 0 goes on until it is stopped, or no process is left."`
+	Interval time.Duration `default:"1s" help:"Time between two reports."`
+}
+
+// minimumInterval keeps the command from being a load itself.
+const minimumInterval = 10 * time.Millisecond
+
+// Run prints reports.
+func (c *statCommand) Run(app *application) error {
+	if c.Count < 0 {
+		return usage("-n/--count %d is below 0", c.Count)
+	}
+	if c.Interval < minimumInterval {
+		return usage("--interval %v is below %v", c.Interval, minimumInterval)
+	}
+	folder, err := control.Folder()
+	if err != nil {
+		return usage("%w", err)
+	}
+	before, err := c.look(app.ctx, folder)
+	if err != nil {
+		return err
+	}
+	if len(before) == 0 {
+		return usage("no process serves %s: there is no control socket of one in %s", orAny(c.Device), folder)
+	}
+	print := c.printer(app.stdout)
+	tick := time.NewTicker(c.Interval)
+	defer tick.Stop()
+	for n := 0; c.Count == 0 || n < c.Count; n++ {
+		select {
+		case <-app.ctx.Done():
+			return context.Cause(app.ctx)
+		case <-tick.C:
+		}
+		now, err := c.look(app.ctx, folder)
+		if err != nil {
+			return err
+		}
+		if len(now) == 0 {
+			fmt.Fprintf(app.stderr, "no process serves %s any more\n", orAny(c.Device))
+			return nil
+		}
+		if err := print(reports(before, now)); err != nil {
+			return err
+		}
+		before = now
+	}
+	return nil
+}
+
+func orAny(device string) string {
+	if device == "" {
+		return "a device"
+	}
+	return device
+}
+
+// observation is what a device has told.
+type observation struct {
+	path     string
+	snapshot verbs.Snapshot
+	document json.RawMessage // the snapshot as it was told
+}
+
+// answerTime is how long a process may take to answer; one that is stopped never does.
+const answerTime = 3 * time.Second
+
+// look asks every process. One that has ended meanwhile is left out.
+func (c *statCommand) look(ctx context.Context, folder string) (list []observation, err error) {
+	sockets, err := control.List(folder)
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	want := verbs.WantCounters
+	if c.JSON {
+		want = verbs.WantSnapshot
+	}
+	var failures []error
+	for _, s := range sockets {
+		if c.Device != "" && s.Device != c.Device {
+			continue
+		}
+		o := observation{path: s.Path}
+		limited, cancel := context.WithTimeout(ctx, answerTime)
+		err := control.Get(limited, s.Path, want, &o.document)
+		cancel()
+		if err == nil {
+			err = json.Unmarshal(o.document, &o.snapshot)
+		}
+		if err == nil && o.snapshot.Format != verbs.SnapshotFormat {
+			err = fmt.Errorf("%s tells format %d, this xroce (%s) knows %d", s.Path, o.snapshot.Format, version(), verbs.SnapshotFormat)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err == nil:
+			list = append(list, o)
+		case !errors.Is(err, os.ErrNotExist) && !errors.Is(err, io.ErrUnexpectedEOF):
+			failures = append(failures, fmt.Errorf("%s of process %d: %w", s.Device, s.PID, err))
+		}
+	}
+	if len(list) == 0 && len(failures) > 0 {
+		return nil, usage("%w", errors.Join(failures...))
+	}
+	return list, nil
+}
+
+// statReport is what a device did between two looks. It is also the line of JSON.
+type statReport struct {
+	Time    time.Time          `json:"time"`
+	PID     int                `json:"pid"`
+	Device  string             `json:"device"`
+	Seconds float64            `json:"seconds"` // between the looks
+	Rates   map[string]float64 `json:"rates"`   // counters of the transport and "drops" per second
+
+	Snapshot json.RawMessage `json:"snapshot"` // verbs.Snapshot
+	now      verbs.Snapshot
+}
+
+// reports compares two looks. A device that came in between has no rates yet.
+func reports(before, now []observation) (list []statReport) {
+	earlier := make(map[string]verbs.Snapshot)
+	for _, o := range before {
+		earlier[o.path] = o.snapshot
+	}
+	for _, o := range now {
+		s := o.snapshot
+		last, known := earlier[o.path]
+		if !known || last.PID != s.PID || last.Device.QPNBase != s.Device.QPNBase || last.Device.Uptime >= s.Device.Uptime {
+			continue // the name belonged to another one
+		}
+		r := statReport{
+			Time: s.Time, PID: s.PID, Device: s.Device.Name, Seconds: s.Device.Uptime - last.Device.Uptime,
+			Rates: make(map[string]float64), Snapshot: o.document, now: s,
+		}
+		for name, n := range s.Counters.Counts {
+			r.Rates[name] = float64(n-last.Counters.Counts[name]) / r.Seconds
+		}
+		r.Rates["drops"] = float64(total(s.Counters.Drops)-total(last.Counters.Drops)) / r.Seconds
+		list = append(list, r)
+	}
+	return list
+}
+
+func total(counts map[string]uint64) (n uint64) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
+// printer returns the form of the output: JSON, a table that is rewritten on a terminal, a line for each device elsewhere.
+func (c *statCommand) printer(out io.Writer) func([]statReport) error {
+	switch {
+	case c.JSON:
+		encoder := json.NewEncoder(out)
+		return func(list []statReport) error {
+			for i := range list {
+				if err := encoder.Encode(&list[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	case newProgress(out).terminal:
+		return terminalPrinter(out)
+	}
+	return func(list []statReport) error {
+		for i := range list {
+			if _, err := fmt.Fprintln(out, list[i].line()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// terminalPrinter rewrites the table each time.
+func terminalPrinter(out io.Writer) func([]statReport) error {
+	lines := 0
+	return func(list []statReport) error {
+		text := table(list)
+		up := ""
+		if lines > 0 {
+			up = fmt.Sprintf("\x1b[%dA\r\x1b[J", lines) // to the table's first line, and clear from there
+		}
+		lines = strings.Count(text, "\n")
+		_, err := io.WriteString(out, up+text)
+		return err
+	}
+}
+
+func (r *statReport) megabits(counter string) float64 { return r.Rates[counter] * 8 / 1e6 }
+
+// line is a report in one line.
+func (r *statReport) line() string {
+	return fmt.Sprintf("%s %s pid %d qps %d sent %.0f pkt/s %.1f Mbit/s received %.0f pkt/s %.1f Mbit/s resent %.0f/s dropped %.0f/s",
+		r.Time.Format(time.TimeOnly), r.Device, r.PID, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
+		r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"])
+}
+
+// troubles are the counters that are shown with their totals when they are not 0.
+var troubles = []string{
+	"local_ack_timeout_err", "rcvd_seq_err", "send_seq_err", "rcvd_rnr_err", "send_rnr_err", "send_fatal_nak",
+	"retry_exceeded_err", "retry_rnr_exceeded_err", "dropped_cqe",
+}
+
+// table is what a terminal shows.
+func table(list []statReport) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%-15s %8s %-14s %5s %11s %10s %11s %10s %8s %8s\n",
+		"DEVICE", "PID", "MODE", "QPS", "SENT pkt/s", "Mbit/s", "RCVD pkt/s", "Mbit/s", "RESENT/s", "DROPS/s")
+	for i := range list {
+		r := &list[i]
+		fmt.Fprintf(&text, "%-15s %8d %-14s %5d %11.0f %10.1f %11.0f %10.1f %8.0f %8.0f\n",
+			r.Device, r.PID, r.now.Device.Rung, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
+			r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"])
+		var found []string
+		for _, name := range troubles {
+			if n := r.now.Counters.Counts[name]; n > 0 {
+				found = append(found, fmt.Sprintf("%s %d", name, n))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.now.Counters.Drops)) {
+			found = append(found, fmt.Sprintf("drop %s %d", name, r.now.Counters.Drops[name]))
+		}
+		// A line each, so that none is broken by a narrow terminal and the next table begins where this one did.
+		for _, f := range found {
+			fmt.Fprintf(&text, "  %s\n", f)
+		}
+	}
+	return text.String()
+}

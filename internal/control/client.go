@@ -1,0 +1,104 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/xroce/xroce/internal/jsonline"
+)
+
+// List returns the sockets in a folder that somebody serves, and removes those of dead processes. A folder that does not
+// exist has none.
+func List(folder string) ([]Socket, error) {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []Socket
+	for _, e := range entries {
+		pid, device, ok := parse(e.Name())
+		path := filepath.Join(folder, e.Name())
+		if !ok || e.Type() != fs.ModeSocket || removeStale(path) {
+			continue
+		}
+		list = append(list, Socket{PID: pid, Device: device, Path: path})
+	}
+	return list, nil
+}
+
+// removeStale says whether nobody serves the socket at a path, and removes it then. Nobody listens there if a connection is
+// refused; but a process that is starting has bound its socket and does not listen yet, for an instant.
+func removeStale(path string) bool {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	if err != nil || info.Mode().Type() != fs.ModeSocket {
+		return false
+	}
+	connection, err := net.DialTimeout("unix", path, requestTime)
+	if err == nil {
+		_ = connection.Close()
+		return false
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	pid, _, _ := parse(filepath.Base(path))
+	starting := time.Since(info.ModTime()) < time.Second && pid != os.Getpid() &&
+		!errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	if !starting {
+		_ = os.Remove(path) // one that belongs to somebody else stays, and is left out all the same
+	}
+	return true
+}
+
+// Get asks for a document and decodes it. An answer that does not come ends with ctx.
+func Get(ctx context.Context, path, want string, into any) error {
+	connection, err := Open(ctx, path, Request{Want: want})
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
+	answer, err := io.ReadAll(connection)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if len(answer) == 0 {
+		return fmt.Errorf("%s: %w", path, io.ErrUnexpectedEOF)
+	}
+	var refusal failure
+	if err := json.Unmarshal(answer, &refusal); err == nil && refusal.Error != "" {
+		return fmt.Errorf("%s: %s", path, refusal.Error)
+	}
+	return json.Unmarshal(answer, into)
+}
+
+// Open sends a request and returns the connection, on which the answer comes.
+func Open(ctx context.Context, path string, request Request) (net.Conn, error) {
+	var dialer net.Dialer
+	connection, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := jsonline.Write(connection, request); err != nil {
+		return nil, errors.Join(err, connection.Close())
+	}
+	return connection, nil
+}

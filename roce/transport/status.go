@@ -1,0 +1,50 @@
+package transport
+
+import (
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// Status is where a queue pair stands, for people who look for what is wrong with it.
+type Status struct {
+	State State
+	// Of the requester: the oldest PSN that was not acknowledged, the next one to send (lower than NextPSN while packets
+	// are sent again), and the next one that was never sent.
+	UnacknowledgedPSN, SendPSN, NextPSN roce.PSN
+	InFlight                            uint64 // packets sent and not acknowledged
+	Window                              uint64 // frames that may be in flight now
+	Requests                            uint64 // send requests that the engine has taken and not completed
+	Retries, RNRRetries                 uint8  // used since the last progress
+	WaitingRNR                          bool   // it waits as an RNR NAK told it
+	Recovering                          bool   // packets were sent again and none of them was acknowledged yet
+	RoundTrip                           Time   // smoothed, in nanoseconds; 0 if nothing was measured yet
+	LastSyndrome                        roce.Syndrome
+	Answered                            bool // LastSyndrome is one that came, and not just zero
+	// Of the responder: the next PSN expected, and the messages executed so far modulo 2^24.
+	ExpectedPSN  roce.PSN
+	MSN          uint32
+	ResponsesDue int // READs and atomics whose responses have not all left
+
+	Failure  queue.WC // see QP.Failure
+	Counters Counters // since the QP was made, resets included
+}
+
+// Status returns where the QP stands.
+func (q *QP) Status() Status {
+	r := &q.requester
+	s := Status{
+		State: q.state, Window: q.window.size, Requests: r.tail - r.head,
+		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
+		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome, Answered: r.una > origin || r.lastSyndrome != 0,
+		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
+		Failure: q.failure, Counters: q.counters,
+	}
+	if r.next >= origin {
+		s.UnacknowledgedPSN, s.SendPSN, s.NextPSN = q.requestPSN(r.una), q.requestPSN(r.cursor), q.requestPSN(r.next)
+		s.InFlight = r.next - r.una
+	}
+	if q.responder.expected >= origin {
+		s.ExpectedPSN = q.expectedPSN(q.responder.expected)
+	}
+	return s
+}

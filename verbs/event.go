@@ -13,8 +13,8 @@ import (
 // EventType is what an asynchronous event tells.
 type EventType = transport.EventType
 
-// Types of asynchronous events. Those of the device and its port, and EventSRQErr, are not raised yet: a program that wants to
-// know asks QueryPort and QueryGIDTable.
+// Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port
+// is now, QueryPort and QueryGIDTable tell. EventDeviceFatal and EventSRQErr are not raised.
 const (
 	EventCQErr            = transport.EventCQErr
 	EventQPFatal          = transport.EventQPFatal

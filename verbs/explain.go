@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/xroce/xroce/roce"
@@ -41,7 +42,13 @@ func (q *QP) Explain(wc WC) string {
 		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d, %d RNR resends of %s",
 			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, wc.RNRRetries, rnrLimit(a.RNRRetry))
 	}
-	if cause := likelyCause(wc); cause != "" {
+	cause := likelyCause(wc)
+	if wc.Status == WCLocQPOpErr && a.PathMTU.Valid() {
+		if err := q.pd.device.CheckPathMTU(a.PathMTU); errors.Is(err, ErrPathMTU) {
+			cause = err.Error()
+		}
+	}
+	if cause != "" {
 		text += ": " + cause
 	}
 	return text
@@ -118,7 +125,7 @@ func likelyCause(wc WC) string {
 	case WCWRFlushErr:
 		return "the QP was in the error state, see QP.Failure for why"
 	case WCLocQPOpErr:
-		return "a READ or atomic on a QP with MaxRDAtomic 0, a key that cannot be registered or invalidated now, or a malformed request"
+		return "a READ or atomic on a QP with MaxRDAtomic 0, a key that cannot be registered or invalidated now, a malformed request, or the network device's MTU was too small for the path MTU"
 	case WCFatalErr:
 		return "the completion queue was full"
 	}

@@ -5,7 +5,7 @@
 // Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
 // done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
 // while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and
-// those to an address of this process go the same way (loopback.go).
+// those to an address of this process go the same way (loopback.go). What changes about the port is followed (follow.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
@@ -62,6 +62,8 @@ type Device struct {
 	shards  []*Shard
 	numbers numbers
 	gids    gids
+
+	follower follower
 
 	events    backlog[AsyncEvent]
 	ownEvents eventState    // of the device itself
@@ -126,6 +128,7 @@ func open(l link.Device, o Options) (*Device, error) {
 		d.stop()
 		return nil, err
 	}
+	d.startFollowing()
 	if !o.Manual {
 		for _, s := range d.shards {
 			s.startBackground()
@@ -165,6 +168,7 @@ func (d *Device) Close() error {
 }
 
 func (d *Device) stop() {
+	d.stopFollowing()
 	for _, s := range d.shards {
 		s.stop()
 	}
@@ -325,6 +329,9 @@ func (d *Device) release(q *QP) {
 
 // Drive runs every shard until none has anything to do, and reports whether any did. It is for Manual devices.
 func (d *Device) Drive() bool {
+	if d.look() {
+		d.reroute(context.Background())
+	}
 	progress := false
 	for again := true; again; {
 		again = false

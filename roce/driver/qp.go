@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
@@ -238,6 +239,7 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	var home *Shard
 	var within *Device
 	remote := a.DestinationQPN
+	generation := q.device.follower.generation.Load()
 	if mask&transport.MaskAV != 0 {
 		if mask&transport.MaskDestinationQPN == 0 {
 			remote = q.destination()
@@ -264,6 +266,9 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if mask&transport.MaskAV != 0 {
 		q.vector = *av
 		q.within.Store(within != nil)
+		if q.device.follower.generation.Load() != generation {
+			q.device.note(link.ChangedPort | link.ChangedWays) // while nobody knew of the new way yet
+		}
 	}
 	return nil
 }

@@ -73,6 +73,11 @@ type Queue interface {
 
 	// FD is a descriptor that poll(2) reports readable while frames wait, or -1 if there is none.
 	FD() int
+
+	// Renew puts to use what the device has made anew under the queue (ChangedQueues), if anything. Frames that were
+	// published and not sent are lost, Counters go on, and FD is another one: whoever polls the old one has to
+	// be woken. It is a call like Receive, made while no frame is lent.
+	Renew()
 	// Counters returns the counts of this queue since it was opened.
 	Counters() Counters
 }
@@ -157,9 +162,24 @@ type Device interface {
 	Steer(s Steering) error
 	// Queues returns the device's queues, always the same ones.
 	Queues() []Queue
+	// Watch has changed called after every change of the device from now on. It is called once, before the device is
+	// used. changed must neither block nor call the device; after Close it is not called any more. Several
+	// changes may come as one.
+	Watch(changed func(Change))
 	// Close releases everything. No data-path call may be under way.
 	Close() error
 }
+
+// Change says what may be different about a Device, a bit each. Who wants to know more asks the device.
+type Change uint8
+
+// Changes of a Device.
+const (
+	ChangedPort   Change = 1 << iota // carrier, MTU, Ethernet address or IP addresses
+	ChangedDown                      // it carries nothing, or did so for a moment
+	ChangedWays                      // what Resolve answers
+	ChangedQueues                    // what is under the queues: call Renew of each
+)
 
 // Neighbour is the answer of Resolve.
 type Neighbour struct {

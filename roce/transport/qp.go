@@ -198,6 +198,23 @@ func (q *QP) reconfigure(mask AttributeMask) {
 	}
 }
 
+// Reroute changes the Ethernet addresses and the hop limit of the path of a QP that has one. Packets that are
+// sent from now on, resends among them, take the new way.
+func (q *QP) Reroute(source, destination roce.MAC, hopLimit uint8) {
+	path := &q.attrs.Path
+	path.SourceMAC, path.DestinationMAC, path.HopLimit = source, destination, hopLimit
+	q.template = roce.NewHeaderTemplate(*path)
+}
+
+// Fail ends a QP that cannot go on for a reason that lies beside the protocol: the oldest send request that has begun completes
+// with status, the others are flushed, and EventQPFatal is raised.
+func (q *QP) Fail(now Time, status queue.WCStatus) {
+	q.engine.now = now
+	q.failure = queue.WC{Status: status, QPN: q.config.QPN}
+	q.fail(status)
+	q.raise(EventQPFatal)
+}
+
 // reset brings the QP back to how it was made. Work requests still in the rings are dropped without a
 // completion, as ibv_modify_qp(3) has it.
 func (q *QP) reset() {

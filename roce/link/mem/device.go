@@ -24,10 +24,12 @@ type DeviceOptions struct {
 	TransmitFrames int
 }
 
-// Device is a port of a Network.
+// Device is a port of a Network. What may be set about it is guarded by the network's lock.
 type Device struct {
 	network *Network
 	options DeviceOptions
+	down    bool
+	changed func(link.Change) // nil if nobody watches
 	queues  []*queue
 	links   []link.Queue
 }
@@ -86,21 +88,36 @@ func (d *Device) Information() link.Information {
 }
 
 // HardwareAddr implements link.Device.
-func (d *Device) HardwareAddr() roce.MAC { return d.options.MAC }
+func (d *Device) HardwareAddr() roce.MAC {
+	d.network.mu.Lock()
+	defer d.network.mu.Unlock()
+	return d.options.MAC
+}
 
 // MTU implements link.Device.
-func (d *Device) MTU() (int, error) { return d.options.MTU, nil }
+func (d *Device) MTU() (int, error) {
+	d.network.mu.Lock()
+	defer d.network.mu.Unlock()
+	return d.options.MTU, d.state()
+}
 
 // MaximumFrame implements link.Device.
 func (d *Device) MaximumFrame() int { return bufferSize }
 
 // Addresses implements link.Device.
-func (d *Device) Addresses() ([]netip.Addr, error) { return slices.Clone(d.options.Addresses), nil }
+func (d *Device) Addresses() ([]netip.Addr, error) {
+	d.network.mu.Lock()
+	defer d.network.mu.Unlock()
+	return slices.Clone(d.options.Addresses), nil
+}
 
 // Resolve implements link.Device: it asks the other devices of the network.
 func (d *Device) Resolve(_ context.Context, source, destination netip.Addr) (link.Neighbour, error) {
 	d.network.mu.Lock()
 	defer d.network.mu.Unlock()
+	if err := d.state(); err != nil {
+		return link.Neighbour{}, err
+	}
 	for mac, other := range d.network.devices {
 		if slices.Contains(other.options.Addresses, destination) {
 			return link.Neighbour{HardwareAddr: mac, HopLimit: 64}, nil
@@ -253,6 +270,9 @@ func (q *queue) Kick() error {
 	n := q.device.network
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if err := q.device.state(); err != nil {
+		return err // the frames stay, as in a transmit ring of the kernel
+	}
 	for _, frame := range q.published {
 		n.send(frame, q.index)
 	}
@@ -264,6 +284,9 @@ func (q *queue) Kick() error {
 
 // Pending implements link.Queue.
 func (q *queue) Pending() bool { return q.pending.Load() > 0 }
+
+// Renew implements link.Queue: memory is never made anew.
+func (q *queue) Renew() {}
 
 // FD implements link.Queue.
 func (q *queue) FD() int { return q.bell.fd }

@@ -255,7 +255,7 @@ func (n *Network) deliver(frame []byte, queue int) {
 	var to roce.MAC
 	copy(to[:], frame)
 	d := n.devices[to]
-	if d == nil {
+	if d == nil || d.down {
 		n.recycle(frame)
 		return
 	}

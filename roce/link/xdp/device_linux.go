@@ -41,9 +41,11 @@ type Device struct {
 	watcher *watcher
 
 	closing atomic.Bool
+	changed atomic.Pointer[func(link.Change)] // who watches
 
-	mu    sync.Mutex // guards state, and is held while the maps of the program change
+	mu    sync.Mutex // guards what follows, and is held while the maps of the program change
 	state netdevState
+	told  netdevState // of what who watches was told
 }
 
 var _ link.Device = (*Device)(nil)
@@ -85,7 +87,7 @@ func open(name string, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name}, network: networkOfThread()}
+	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: &hops{macs: map[netip.Addr]roce.MAC{}}}, network: networkOfThread()}
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -128,7 +130,7 @@ func (d *Device) open() error {
 		}
 	}
 	// Changes from here on are seen, so that none is missed.
-	if d.watcher, err = newWatcher(d.netdev.index, d.refresh); err != nil {
+	if d.watcher, err = newWatcher(d.notice); err != nil {
 		return err
 	}
 	if err := d.refresh(); err != nil {

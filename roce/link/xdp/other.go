@@ -44,6 +44,7 @@ func (*Device) Speed() int                       { return 0 }
 func (*Device) Network() string                  { return "" }
 func (*Device) Steer(link.Steering) error        { return notSupported() }
 func (*Device) Queues() []link.Queue             { return nil }
+func (*Device) Watch(func(link.Change))          {}
 func (*Device) Close() error                     { return nil }
 
 // SteeringCounters returns ErrNotSupported.

@@ -111,6 +111,9 @@ func (q *queue) explain(err error) error {
 	return fmt.Errorf("%s: %w", q.name, err)
 }
 
+// Renew does nothing: the socket stays the same.
+func (q *queue) Renew() {}
+
 func (q *queue) FD() int {
 	if q.closing.Load() {
 		return -1

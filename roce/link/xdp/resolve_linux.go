@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -37,6 +38,33 @@ type resolver struct {
 	*netlinkSockets
 	index int
 	name  string
+	hops  *hops
+}
+
+// hops are the neighbours that were asked for, with the Ethernet address that was answered last; zero is none.
+type hops struct {
+	mu   sync.Mutex
+	macs map[netip.Addr]roce.MAC
+}
+
+func (h *hops) answered(neighbour netip.Addr, mac roce.MAC) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.macs[neighbour] = mac
+}
+
+// asked has changes of a neighbour noticed from now on.
+func (h *hops) asked(neighbour netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, known := h.macs[neighbour]; !known {
+		h.macs[neighbour] = roce.MAC{}
+	}
+}
+
+func addressOfNeighbour(entry *netlink.Neigh) netip.Addr {
+	address, _ := netip.AddrFromSlice(entry.IP)
+	return address.Unmap()
 }
 
 // resolve returns the Ethernet address and the hop limit for packets from source to destination.
@@ -193,6 +221,7 @@ func (r resolver) explainRoute(source, destination netip.Addr, options netlink.R
 
 // await waits until the kernel knows the Ethernet address of a neighbour, and has it ask.
 func (r resolver) await(ctx context.Context, neighbour netip.Addr) (roce.MAC, error) {
+	r.hops.asked(neighbour)
 	pause := firstPause
 	for asked := false; ; {
 		entry, err := r.neighbour(neighbour)
@@ -202,6 +231,7 @@ func (r resolver) await(ctx context.Context, neighbour netip.Addr) (roce.MAC, er
 		if mac := macOf(entry.HardwareAddr); entry.State&usable != 0 && mac != (roce.MAC{}) {
 			// The kernel does not see that the entry is in use. Without being told, it would keep a
 			// stale one until it is thrown away, and never ask whether it still holds.
+			r.hops.answered(neighbour, mac)
 			if entry.State&unix.NUD_STALE != 0 && !asked {
 				err = r.ask(neighbour)
 			}

@@ -264,7 +264,7 @@ func (q *QP) status() QPStatus {
 		s.PeerGID, s.PeerQPN, s.PathMTU = a.Path.Destination.String(), a.DestinationQPN, a.PathMTU.Bytes()
 		s.PeerMAC, s.Loopback = a.Path.DestinationMAC.String(), a.Loopback != nil
 	}
-	if t.Answered {
+	if t.LastSyndrome != roce.SyndromeNone {
 		s.LastSyndrome = t.LastSyndrome.String()
 	}
 	if t.Failure.Status != queue.WCSuccess {

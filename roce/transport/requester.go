@@ -82,6 +82,7 @@ type requester struct {
 }
 
 func (r *requester) init(config *Config) {
+	r.lastSyndrome = roce.SyndromeNone
 	size := 1
 	for size < config.Send.Capacity() {
 		size <<= 1
@@ -99,14 +100,13 @@ func (r *requester) init(config *Config) {
 
 func (r *requester) start(maxRDAtomic uint8) {
 	r.una, r.cursor, r.next, r.allocated = origin, origin, origin, origin
-	r.lastSyndrome = roce.SyndromeNone
 	r.answers = make([]uint64, maxRDAtomic)
 	r.answerCount = 0
 }
 
 func (r *requester) reset(config *Config) {
 	config.Send.Discard()
-	*r = requester{works: r.works}
+	*r = requester{works: r.works, lastSyndrome: roce.SyndromeNone}
 }
 
 // seekCurrent moves current on to the request that the cursor is in. Neither a request that failed nor a local

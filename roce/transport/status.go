@@ -19,7 +19,6 @@ type Status struct {
 	Recovering                          bool   // packets were sent again and none of them was acknowledged yet
 	RoundTrip                           Time   // smoothed, in nanoseconds; 0 if nothing was measured yet
 	LastSyndrome                        roce.Syndrome
-	Answered                            bool // LastSyndrome is one that came, and not just zero
 	// Of the responder: the next PSN expected, and the messages executed so far modulo 2^24.
 	ExpectedPSN  roce.PSN
 	MSN          uint32
@@ -35,7 +34,7 @@ func (q *QP) Status() Status {
 	s := Status{
 		State: q.state, Window: q.window.size, Requests: r.tail - r.head,
 		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
-		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome, Answered: r.una > origin || r.lastSyndrome != 0,
+		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
 		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
 		Failure: q.failure, Counters: q.counters,
 	}

@@ -20,20 +20,7 @@ func toRTS(q *verbs.QP, gid verbs.GID, remote verbs.QPN, local, expected verbs.P
 		DestQPN: remote, RQPSN: expected, SQPSN: local, AH: verbs.AHAttr{DGID: gid},
 		MaxDestRDAtomic: 4, MaxRDAtomic: 4, MinRNRTimer: 12, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 	}
-	for _, step := range []struct {
-		state verbs.QPState
-		mask  verbs.QPAttrMask
-	}{
-		{verbs.StateInit, verbs.QPPKeyIndex | verbs.QPPort | verbs.QPAccessFlags},
-		{verbs.StateRTR, verbs.QPAV | verbs.QPPathMTU | verbs.QPDestQPN | verbs.QPRQPSN | verbs.QPMaxDestRDAtomic | verbs.QPMinRNRTimer},
-		{verbs.StateRTS, verbs.QPSQPSN | verbs.QPTimeout | verbs.QPRetryCnt | verbs.QPRNRRetry | verbs.QPMaxQPRDAtomic},
-	} {
-		attr.State = step.state
-		if err := q.ModifyQP(attr, verbs.QPStateMask|step.mask); err != nil {
-			return err
-		}
-	}
-	return nil
+	return toRTSWith(q, attr)
 }
 
 // TestModifyRace: several goroutines change one queue pair, which moves between shards; the race detector looks on.

@@ -50,8 +50,9 @@ func (q *QP) receiveResponse(p *roce.Packet) {
 }
 
 func (q *QP) drop(reason roce.DropReason) {
-	q.engine.counters.Drops[reason]++
-	q.counters.Drops[reason]++
+	for _, c := range q.counts {
+		c.Drops[reason]++
+	}
 }
 
 func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
@@ -60,8 +61,9 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 	case syndrome.IsAck():
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence + 1); implied {
-			q.engine.counters.ImpliedNAKs++
-			q.counters.ImpliedNAKs++
+			for _, c := range q.counts {
+				c.ImpliedNAKs++
+			}
 			q.recover()
 		}
 	case syndrome.IsRNR():
@@ -70,16 +72,18 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 			return
 		}
 		r.lastSyndrome = syndrome
-		q.engine.counters.ReceivedRNRNAKs++
-		q.counters.ReceivedRNRNAKs++
+		for _, c := range q.counts {
+			c.ReceivedRNRNAKs++
+		}
 		if implied := q.acknowledge(sequence); implied {
 			q.recover()
 			return
 		}
 		q.waitRNR(syndrome)
 	case syndrome == roce.SyndromeNAKSequence:
-		q.engine.counters.ReceivedNAKs++
-		q.counters.ReceivedNAKs++
+		for _, c := range q.counts {
+			c.ReceivedNAKs++
+		}
 		if r.waitingRNR {
 			// rdma_rxe sends one for the packets behind a refused one. The wait goes on.
 			q.drop(roce.DropStaleResponse)
@@ -246,8 +250,9 @@ func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {
 		return
 	}
-	q.engine.counters.CompletionsDropped++
-	q.counters.CompletionsDropped++
+	for _, c := range q.counts {
+		c.CompletionsDropped++
+	}
 	if q.state != StateError {
 		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: q.config.QPN}
 		q.enterError()
@@ -276,8 +281,9 @@ func (q *QP) precede(w *work, sequence uint64) bool {
 		return false
 	}
 	if implied || sequence != q.requester.una {
-		q.engine.counters.ImpliedNAKs++
-		q.counters.ImpliedNAKs++
+		for _, c := range q.counts {
+			c.ImpliedNAKs++
+		}
 		q.drop(roce.DropOutOfSequence)
 		q.recover()
 		return false

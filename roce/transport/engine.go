@@ -38,16 +38,17 @@ func (e *Engine) Counters() *Counters { return &e.counters }
 // call.
 func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
 	e.now = now
-	e.counters.ReceivedPackets++
-	e.counters.ReceivedBytes += uint64(p.PayloadLength)
-	qp.counters.ReceivedPackets++
-	qp.counters.ReceivedBytes += uint64(p.PayloadLength)
+	for _, c := range qp.counts {
+		c.ReceivedPackets++
+		c.ReceivedBytes += uint64(p.PayloadLength)
+	}
 	if reason := qp.admit(p); reason != roce.DropNone {
 		qp.drop(reason)
 		return
 	}
-	e.counters.ReceivedOpcodes[p.Opcode&opcodeMask]++
-	qp.counters.ReceivedOpcodes[p.Opcode&opcodeMask]++
+	for _, c := range qp.counts {
+		c.ReceivedOpcodes[p.Opcode&opcodeMask]++
+	}
 	if p.Info.Request {
 		qp.receiveRequest(p)
 	} else {

@@ -67,7 +67,8 @@ type QP struct {
 	responder responder
 	window    window
 	counters  Counters
-	laidOut   roce.Opcode // of the packet that was written last
+	counts    [2]*Counters // where what the QP does is counted: its own counters, and its engine's
+	laidOut   roce.Opcode  // of the packet that was written last
 
 	// preferRequest alternates between requests and responses, so that neither starves the other.
 	preferRequest bool
@@ -96,7 +97,10 @@ func NewQP(config Config) (*QP, error) {
 }
 
 // Attach gives the QP to an engine. It must not be known to any other (Engine.Remove).
-func (q *QP) Attach(e *Engine) { q.engine = e }
+func (q *QP) Attach(e *Engine) {
+	q.engine = e
+	q.counts = [2]*Counters{&q.counters, &e.counters}
+}
 
 // Principal is on whose behalf the QP accesses memory.
 func (q *QP) Principal() *memory.Principal { return q.principal }
@@ -277,10 +281,10 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 		}
 		q.preferRequest = !q.preferRequest
 		transmit.Commit(n)
-		q.engine.counters.SentPackets++
-		q.counters.SentPackets++
-		q.engine.counters.SentOpcodes[q.laidOut&opcodeMask]++
-		q.counters.SentOpcodes[q.laidOut&opcodeMask]++
+		for _, c := range q.counts {
+			c.SentPackets++
+			c.SentOpcodes[q.laidOut&opcodeMask]++
+		}
 	}
 	return sent, true
 }
@@ -321,8 +325,9 @@ func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
 // seal finishes the packet and returns the frame's length.
 func (q *QP) seal(p packet) int {
 	q.template.Seal(p.frame)
-	q.engine.counters.SentBytes += uint64(len(p.payload))
-	q.counters.SentBytes += uint64(len(p.payload))
+	for _, c := range q.counts {
+		c.SentBytes += uint64(len(p.payload))
+	}
 	return len(p.frame)
 }
 

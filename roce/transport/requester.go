@@ -343,8 +343,9 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 func (q *QP) advance(w *work, packets uint64) {
 	r := &q.requester
 	if r.cursor < r.next {
-		q.engine.counters.Retransmitted++
-		q.counters.Retransmitted++
+		for _, c := range q.counts {
+			c.Retransmitted++
+		}
 	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
 		r.credits.sentFreely()
 	}

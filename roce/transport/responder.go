@@ -108,12 +108,14 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 			q.refuseSequence()
 		}
 	case distance < 0:
-		q.engine.counters.DuplicateRequests++
-		q.counters.DuplicateRequests++
+		for _, c := range q.counts {
+			c.DuplicateRequests++
+		}
 		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
 	default:
-		q.engine.counters.OutOfSequence++
-		q.counters.OutOfSequence++
+		for _, c := range q.counts {
+			c.OutOfSequence++
+		}
 		q.drop(roce.DropOutOfSequence)
 		if !r.refused {
 			r.skipped = 0 // of an earlier loss, or of a packet that belongs to no life of this connection
@@ -126,8 +128,9 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 // refuseSequence asks for everything from the expected packet on, once per loss.
 func (q *QP) refuseSequence() {
 	q.responder.refused = true
-	q.engine.counters.SentSequenceNAKs++
-	q.counters.SentSequenceNAKs++
+	for _, c := range q.counts {
+		c.SentSequenceNAKs++
+	}
 	q.answer(q.responder.expected, roce.SyndromeNAKSequence)
 }
 
@@ -140,8 +143,9 @@ func (q *QP) answer(sequence uint64, syndrome roce.Syndrome) {
 // refuse answers a request with a fatal NAK and moves the QP to the error state. The receive request that the
 // message claimed, if any, completes with status; otherwise an event tells the program.
 func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
-	q.engine.counters.SentFatalNAKs++
-	q.counters.SentFatalNAKs++
+	for _, c := range q.counts {
+		c.SentFatalNAKs++
+	}
 	q.answer(q.responder.expected, syndrome)
 	q.breakOff(syndrome, status)
 }
@@ -223,8 +227,9 @@ func (q *QP) claim() bool {
 	found, valid := q.config.Receive.Take(&r.receive)
 	if !found {
 		r.refused = true
-		q.engine.counters.SentRNRNAKs++
-		q.counters.SentRNRNAKs++
+		for _, c := range q.counts {
+			c.SentRNRNAKs++
+		}
 		q.answer(r.expected, roce.RNRNAK(q.attrs.MinRNRTimer))
 		return false
 	}

@@ -91,8 +91,9 @@ func (q *QP) breakRead(s *savedRequest) {
 		r.saved[i].stop = r.saved[i].next
 	}
 	r.responsesDue = 0
-	q.engine.counters.SentFatalNAKs++
-	q.counters.SentFatalNAKs++
+	for _, c := range q.counts {
+		c.SentFatalNAKs++
+	}
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
 	q.raise(EventQPAccessErr)

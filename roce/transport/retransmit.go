@@ -43,14 +43,16 @@ func (q *QP) recover() {
 func (q *QP) resend() {
 	r := &q.requester
 	if r.retries >= q.attrs.RetryCount {
-		q.engine.counters.RetriesExceeded++
-		q.counters.RetriesExceeded++
+		for _, c := range q.counts {
+			c.RetriesExceeded++
+		}
 		q.fail(queue.WCRetryExcErr)
 		return
 	}
 	r.retries++
-	q.engine.counters.Recoveries++
-	q.counters.Recoveries++
+	for _, c := range q.counts {
+		c.Recoveries++
+	}
 	r.recovering, r.recoverFrom = true, r.una
 	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
 	q.window.lost()
@@ -65,8 +67,9 @@ func (q *QP) waitRNR(syndrome roce.Syndrome) {
 	const forEver = 7
 	if q.attrs.RNRRetry != forEver {
 		if r.rnrRetries >= q.attrs.RNRRetry {
-			q.engine.counters.RNRRetriesExceeded++
-			q.counters.RNRRetriesExceeded++
+			for _, c := range q.counts {
+				c.RNRRetriesExceeded++
+			}
 			q.fail(queue.WCRNRRetryExcErr)
 			return
 		}
@@ -89,7 +92,8 @@ func (q *QP) requesterExpired() {
 	if r.una == r.next {
 		return
 	}
-	q.engine.counters.Timeouts++
-	q.counters.Timeouts++
+	for _, c := range q.counts {
+		c.Timeouts++
+	}
 	q.resend()
 }

@@ -24,6 +24,7 @@ var children = map[string]func() error{
 	"echo":       childEcho,
 	"permission": childPermission,
 	"memlock":    childMemlock,
+	"reopen":     childReopen,
 }
 
 const (
@@ -126,9 +127,9 @@ func childEcho() error {
 	return s.Close()
 }
 
-// A privileged process opens, an unprivileged one sends and receives, and when it has
-// ended the opener goes on with the same socket.
-func TestHandOver(t *testing.T) {
+// TestCase_F10_Socket: a privileged process opens, an unprivileged one sends and
+// receives, and when it has ended the opener goes on with the same socket.
+func TestCase_F10_Socket(t *testing.T) {
 	a, b := newPair(t, 1, 9000)
 	options := Options{MultiBuffer: true, CheckOwners: true}
 	near := a.receiver(t, false, options)
@@ -284,7 +285,8 @@ func childPermission() error {
 	return nil
 }
 
-func TestPermission(t *testing.T) {
+// TestCase_F10_Permission: without a capability the error says which.
+func TestCase_F10_Permission(t *testing.T) {
 	a, _ := newPair(t, 1, 1500)
 	require.Equal(t, "true xsk: create socket: CAP_NET_RAW is missing in the user namespace that owns the network namespace: operation not permitted",
 		a.runChild(t, "permission", nil, nil, nil))
@@ -312,4 +314,35 @@ func TestMemoryLocked(t *testing.T) {
 	require.Equal(t, "true xsk: register UMEM: the UMEM of 6291456 bytes and what this user has locked already exceed RLIMIT_MEMLOCK, "+
 		"65536 bytes (raise it with ulimit -l, give CAP_IPC_LOCK, or ask for fewer frames): no buffer space available\n"+
 		"48 KiB fit, send buffer 65536", output)
+}
+
+// childReopen may lock one UMEM and a third, and opens one after the other.
+func childReopen() error {
+	limit := unix.Rlimit{Cur: 8 << 20, Max: 8 << 20}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return err
+	}
+	for range 10 {
+		s, err := Open(Options{Interface: childInterface()})
+		if err != nil {
+			return err
+		}
+		if err := s.Close(); err != nil {
+			return err
+		}
+	}
+	s, err := Open(Options{Interface: childInterface()})
+	if err != nil {
+		return err
+	}
+	_, err = Open(Options{Interface: childInterface(), BindTimeout: 100 * time.Millisecond})
+	fmt.Print(errors.Is(err, ErrMemoryLocked))
+	return s.Close()
+}
+
+// The kernel counts the memory of a socket that was closed for a while yet. Whoever may lock no more than one opens the next
+// one all the same, but not a second one.
+func TestMemoryLockedComesBack(t *testing.T) {
+	a, _ := newPair(t, 1, 1500)
+	require.Equal(t, "true", a.runChild(t, "reopen", []uintptr{unix.CAP_NET_RAW}, nil, nil))
 }

@@ -3,6 +3,7 @@
 package xsk
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -13,6 +14,16 @@ import (
 // childVariable selects what the test binary does when a test runs it again as
 // another process with other privileges.
 const childVariable = "XSK_TEST_CHILD"
+
+var fullSize = flag.Bool("full", false, "run the cases whose full size takes long at full size")
+
+// size is the size of a case.
+func size(test, full int) int {
+	if *fullSize {
+		return full
+	}
+	return test
+}
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(childVariable); name != "" {

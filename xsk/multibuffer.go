@@ -24,6 +24,19 @@ func CheckMultiBuffer() error {
 	return err
 }
 
+// CheckNeedWakeup says whether the kernel has AF_XDP sockets that tell when they have to be woken (Linux 5.4), which Open
+// needs, in the same way.
+func CheckNeedWakeup() error {
+	err := checkBindFlag(unix.XDP_USE_NEED_WAKEUP)
+	if errors.Is(err, unix.EINVAL) {
+		return &Error{
+			Step: "probe need_wakeup", Detail: "this kernel's AF_XDP is too old (Linux 5.4 or later has it)",
+			Kind: ErrNotSupported, Err: err,
+		}
+	}
+	return err
+}
+
 // checkBindFlag tries to bind to an interface that does not exist: the kernel looks at
 // the flags first, so it answers EINVAL if it does not know one, and otherwise ENODEV
 // (net/xdp/xsk.c, xsk_bind).

@@ -103,13 +103,16 @@ type Options struct {
 	// measurement shows no difference there (1.60 and 1.59 us for 4170 bytes); it is for
 	// devices that keep frames for a while.
 	SendBuffer int
-	// BindTimeout is how long Open tries again while the queue is taken: after a
-	// close the kernel needs a while until the queue is free. Default 2 s; negative:
-	// one attempt.
+	// BindTimeout is how long Open tries again while the queue is taken, and while
+	// what the user has locked leaves too little of RLIMIT_MEMLOCK: after a close the
+	// kernel needs a while until both are free. Default 2 s each; negative: one attempt.
 	BindTimeout time.Duration
 
 	// CheckOwners keeps track of the owner of each chunk; see Socket.CheckOwners.
 	CheckOwners bool
+
+	// noNeedWakeup has the kernel not tell when it has to be woken, as drivers without that feature. It is for tests.
+	noNeedWakeup bool
 }
 
 // Info tells what Open really obtained. Together with two file descriptors it

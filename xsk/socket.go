@@ -86,8 +86,8 @@ func (s *Socket) open(options Options) error {
 		s.umem = umem{fd: -1}
 		return s.fail("create UMEM", "", nil, err)
 	}
-	if err := registerUMEM(s.fd, s.umem.memory, s.info); err != nil {
-		return s.registerError(err)
+	if err := s.register(options.BindTimeout); err != nil {
+		return err
 	}
 	for _, ring := range []struct {
 		name         string
@@ -106,7 +106,7 @@ func (s *Socket) open(options Options) error {
 		return err
 	}
 	s.receive.fillUp()
-	if err := s.bind(options.Mode, options.BindTimeout); err != nil {
+	if err := s.bind(options); err != nil {
 		return err
 	}
 	s.info.ZeroCopy = zeroCopy(s.fd)
@@ -187,12 +187,42 @@ func (s *Socket) lay(fill, completion ring[uint64], receive, transmit ring[descr
 	}
 }
 
+// register tries again while the UMEM is too much beside what the user has locked already, if it would fit alone: after a
+// close the kernel takes back the memory of the old socket in the background (net/xdp/xdp_umem.c, xdp_put_umem), so that who
+// opens another one at once finds the old one counted.
+func (s *Socket) register(timeout time.Duration) error {
+	var limit unix.Rlimit
+	fits := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && uint64(s.info.umemSize()) <= limit.Cur
+	return retry(timeout, func(waited time.Duration) (again bool, err error) {
+		if err = registerUMEM(s.fd, s.umem.memory, s.info); err == nil {
+			return false, nil
+		}
+		return fits && errors.Is(err, unix.ENOBUFS), s.registerError(err)
+	})
+}
+
+// retry calls try until it does not ask for it again, or for as long as timeout. It is told how long that has taken.
+func retry(timeout time.Duration, try func(waited time.Duration) (again bool, err error)) error {
+	start := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		waited := time.Since(start)
+		again, err := try(waited)
+		if !again || waited >= timeout {
+			return err
+		}
+		time.Sleep(min(pause, timeout-waited))
+	}
+}
+
 // bind tries again while the queue is busy: after a close the kernel takes the old
 // socket down in the background, so that a quick restart finds its own old queue
 // taken.
-func (s *Socket) bind(mode CopyMode, timeout time.Duration) error {
-	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
-	switch mode {
+func (s *Socket) bind(options Options) error {
+	var flags uint16
+	if !options.noNeedWakeup {
+		flags = unix.XDP_USE_NEED_WAKEUP
+	}
+	switch options.Mode {
 	case ModeCopy:
 		flags |= unix.XDP_COPY
 	case ModeZeroCopy:
@@ -202,18 +232,12 @@ func (s *Socket) bind(mode CopyMode, timeout time.Duration) error {
 		flags |= unix.XDP_USE_SG
 	}
 	address := &unix.SockaddrXDP{Flags: flags, Ifindex: uint32(s.info.Interface), QueueID: uint32(s.info.Queue)}
-	start := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := unix.Bind(s.fd, address)
-		waited := time.Since(start)
-		if err == nil {
-			return nil
+	return retry(options.BindTimeout, func(waited time.Duration) (again bool, err error) {
+		if err = unix.Bind(s.fd, address); err == nil {
+			return false, nil
 		}
-		if !errors.Is(err, unix.EBUSY) || waited >= timeout {
-			return s.bindError(err, mode, waited)
-		}
-		time.Sleep(min(pause, timeout-waited))
-	}
+		return errors.Is(err, unix.EBUSY), s.bindError(err, options.Mode, waited)
+	})
 }
 
 // tune sets what makes copy mode faster and reports what was obtained. Nothing here
@@ -238,6 +262,18 @@ func (s *Socket) Info() Info { return s.info }
 // silent when the interface goes away: Kick tells. The number is invalid after Close,
 // so whoever polls has to stop before.
 func (s *Socket) FD() int { return s.fd }
+
+// Waiting returns how many descriptors are in the RX ring: what the kernel has delivered and Receive has not taken. It may
+// be called at any time from any goroutine.
+func (s *Socket) Waiting() uint64 {
+	s.life.RLock()
+	defer s.life.RUnlock()
+	if s.closed.Load() {
+		return 0
+	}
+	consumer := s.receive.ring.consumer.Load() // first: the producer is never behind it
+	return uint64(s.receive.ring.producer.Load() - consumer)
+}
 
 // Statistics asks the kernel for its counters.
 func (s *Socket) Statistics() (Statistics, error) {

@@ -55,7 +55,7 @@ func (s *sockets[S]) next(queue int) (S, error) {
 		s.multiBuffer = wanted == MultiBufferOn
 		s.copyMode = s.options.Copy // the later ones may copy where the driver has zero copy for some queues only
 		socket, err := s.try(queue, ZeroCopy)
-		if err == nil || s.options.Copy == ZeroCopy || errors.Is(err, xsk.ErrQueueBusy) {
+		if err == nil || s.options.Copy == ZeroCopy || errors.Is(err, xsk.ErrQueueBusy) || errors.Is(err, xsk.ErrMemoryLocked) {
 			s.explainMultiBuffer(errZeroCopy)
 			return socket, err
 		}

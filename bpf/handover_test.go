@@ -70,7 +70,9 @@ func capabilityChild(arguments []string) error {
 	return nil
 }
 
-func TestCapabilities(t *testing.T) {
+// TestCase_F10_Capabilities: each capability is needed, CAP_SYS_ADMIN stands for both, and
+// attaching needs none.
+func TestCase_F10_Capabilities(t *testing.T) {
 	v := newVeth(t, vethOptions{})
 	for _, test := range []struct {
 		before string
@@ -150,7 +152,9 @@ func unprivilegedChild(arguments []string) error {
 	})
 }
 
-func TestFromFDsUnprivileged(t *testing.T) {
+// TestCase_F10_Program: a process without a capability does with descriptors all that a
+// running one does.
+func TestCase_F10_Program(t *testing.T) {
 	v := newVeth(t, vethOptions{})
 	options := ownOptions
 	options.MAC, options.Queues = [6]byte{}, 3

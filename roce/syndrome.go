@@ -94,6 +94,12 @@ func AckTimeout(code uint8) time.Duration {
 	return 4096 * time.Nanosecond << min(code, 31)
 }
 
+// GiveUpTime returns how long after its last progress a requester gives up a peer that does not answer: the time of the ACK
+// timeout for the first packet and for each of the resends. 0 is never.
+func GiveUpTime(code, retries uint8) time.Duration {
+	return AckTimeout(code) * time.Duration(1+int(retries))
+}
+
 // The credits of the 31 codes (credit_table in drivers/infiniband/sw/rdmavt/rc.c); the last code means "no credits".
 var creditCounts = [31]uint32{
 	0, 1, 2, 3, 4, 6, 8, 12,

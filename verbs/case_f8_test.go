@@ -1,93 +1,192 @@
 package verbs_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 
-	"github.com/xroce/xroce/internal/jsonline"
+	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/verbs"
 )
 
-// victimDevice, in the environment, makes the test binary the process that TestCase_F8 kills.
-const victimDevice = "XROCE_TEST_VICTIM_DEVICE"
+// slack is what a busy machine adds to a time that is otherwise known.
+const slack = 2 * time.Second
 
-// TestCase_F8_KillLeavesNothing: kill -9 of a process at random points of its life, from before it has opened the device to
-// full load, leaves no XDP program on the device, the kernel's own traffic works, and the next process starts.
+// TestCase_F8_KillLeavesNothing: kill -9 of a process at random points of its life, from before it has opened the device over
+// full load in both directions to the middle of its closing, leaves no XDP program on the device or in the kernel and no
+// control socket; the kernel's own traffic works, the device can be opened at once, and the peer learns of it in the time
+// that its ACK timeout and retry count say.
 func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	peer := openDevice(t, &pair.B, verbs.Options{})
-
-	const kills = 20
-	loaded := 0
-	for i := range kills {
-		// A start takes some 60 ms; half of the kills hit a process under load.
-		if killAt(t, pair, peer, time.Duration(rand.IntN(120))*time.Millisecond) {
-			loaded++
+	moments := []struct {
+		stage string
+		most  time.Duration // after the stage
+		life  time.Duration
+	}{
+		{stageStarted, 100 * time.Millisecond, 0},
+		{stageLoaded, 50 * time.Millisecond, 0},
+		{stageOpen, 10 * time.Millisecond, 0},
+		{stageClosing, 10 * time.Millisecond, 30 * time.Millisecond},
+		{stageLoaded, 5 * time.Millisecond, 0},
+	}
+	var d distribution
+	for i := range size(10, 200) {
+		moment := moments[i%len(moments)]
+		o := verbs.ConnectOptions{Timeout: uint8(size(12, 14)), RetryCnt: 7}
+		e := newKillableEnd(t, peer)
+		v := startVictim(t, &pair.A, moment.life)
+		failed := e.load(v, o)
+		v.await(t, moment.stage)
+		time.Sleep(rand.N(moment.most))
+		programs := programsOf(v.cmd.Process.Pid)
+		stage, at := v.kill(t)
+		d.killed(stage)
+		requireNothingLeft(t, &pair.A, programs, v.cmd.Process.Pid, &d)
+		if f := <-failed; f.err == nil {
+			f.requireInTime(t, e, o, at)
+			d.failures = append(d.failures, f.at.Sub(f.posted))
 		}
-		require.NoError(t, pair.A.Namespace.Do(func() error {
-			device, err := netlink.LinkByName(pair.A.Name)
-			if err == nil && device.Attrs().Xdp != nil && device.Attrs().Xdp.Attached {
-				err = fmt.Errorf("program %d is attached after kill %d", device.Attrs().Xdp.ProgId, i)
+		e.close(t)
+		requireTCP(t, pair)
+		begin := time.Now()
+		again, err := verbs.OpenDevice(pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path(), CheckOwners: true})
+		require.NoError(t, err, "after kill %d", i)
+		d.opened = append(d.opened, time.Since(begin))
+		require.Less(t, time.Since(begin), 2*time.Second, "opening after kill %d", i)
+		closeDevice(t, again)
+	}
+	require.NotZero(t, d.stages[stageLoaded], "no kill hit a process under load: %v", d.stages)
+	t.Log(d.String())
+}
+
+// TestCase_B9_Killed: the process of the peer is killed at ACK timeout 14 and retry count 7. The time that the error takes is
+// told beforehand, and is that.
+func TestCase_B9_Killed(t *testing.T) {
+	netlab.RequireRoot(t)
+	pair, err := netlab.NewPair(netlab.PairOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, pair.Close()) })
+	d := openDevice(t, &pair.B, verbs.Options{})
+	e := newKillableEnd(t, d)
+	defer e.close(t)
+	v := startVictim(t, &pair.A, 0)
+	o := verbs.ConnectOptions{Timeout: 14, RetryCnt: 7}
+	failed := e.load(v, o)
+	v.await(t, stageLoaded)
+	time.Sleep(20 * time.Millisecond)
+	s, err := d.Snapshot()
+	require.NoError(t, err)
+	require.Len(t, s.QPs, 1)
+	require.InDelta(t, 0.536870912, s.QPs[0].GiveUp, 1e-12)
+	_, at := v.kill(t)
+	f := <-failed
+	require.NoError(t, f.err)
+	f.requireInTime(t, e, o, at)
+	require.Contains(t, e.qp.Explain(f.wc), "7 resends of 7 (given up after 537ms without an answer)")
+	t.Log(f.at.Sub(at), e.qp.Explain(f.wc))
+}
+
+// distribution is what the kills were like.
+type distribution struct {
+	stages                   map[string]int
+	failures, opened, leaves []time.Duration
+}
+
+func (d *distribution) killed(stage string) {
+	if d.stages == nil {
+		d.stages = map[string]int{}
+	}
+	d.stages[stage]++
+}
+
+func (d *distribution) String() string {
+	quantiles := func(times []time.Duration) string {
+		if len(times) == 0 {
+			return "none"
+		}
+		slices.Sort(times)
+		at := func(q int) time.Duration { return times[(len(times)-1)*q/100].Round(100 * time.Microsecond) }
+		return fmt.Sprintf("%d: least %v, median %v, 90 %% %v, most %v", len(times), at(0), at(50), at(90), at(100))
+	}
+	return fmt.Sprintf("killed when %v\nthe peer's error, since its request: %s\nopened again: %s\nprograms gone: %s",
+		d.stages, quantiles(d.failures), quantiles(d.opened), quantiles(d.leaves))
+}
+
+// programsOf returns the ids of the BPF programs that a process holds.
+func programsOf(pid int) (ids []ebpf.ProgramID) {
+	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	for _, info := range infos {
+		text, err := os.ReadFile(info)
+		if err != nil {
+			continue // it is ending
+		}
+		for line := range strings.Lines(string(text)) {
+			if value, found := strings.CutPrefix(line, "prog_id:"); found {
+				if id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32); err == nil {
+					ids = append(ids, ebpf.ProgramID(id))
+				}
 			}
+		}
+	}
+	return ids
+}
+
+// requireNothingLeft checks the device, the kernel and the folder of the control sockets after the end of a process.
+func requireNothingLeft(t *testing.T, e *netlab.End, programs []ebpf.ProgramID, pid int, d *distribution) {
+	t.Helper()
+	begin := time.Now()
+	require.Eventually(t, func() bool {
+		gone := true
+		require.NoError(t, e.Namespace.Do(func() error {
+			device, err := netlink.LinkByName(e.Name)
+			gone = err == nil && (device.Attrs().Xdp == nil || !device.Attrs().Xdp.Attached)
 			return err
 		}))
-		requireTCP(t, pair)
-	}
-	require.True(t, killAt(t, pair, peer, time.Second), "a process starts and gets to work after all that")
-	t.Logf("%d of %d kills hit a process under load", loaded, kills)
-}
-
-// killAt starts a victim, kills it after delay, and reports whether it had moved data by then.
-func killAt(t *testing.T, pair *netlab.Pair, peer *verbs.Device, delay time.Duration) (loaded bool) {
-	t.Helper()
-	e := newKillableEnd(t, peer)
-	defer e.close(t)
-	here, there := net.Pipe()
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), victimDevice+"="+pair.A.Name)
-	cmd.Stderr = os.Stderr
-	cmd.Stdin, cmd.Stdout = there, there
-	cmd.WaitDelay = time.Second
-	require.NoError(t, pair.A.Namespace.Start(cmd))
-	connected := make(chan error, 1)
-	go func() {
-		local, err := e.qp.Endpoint(verbs.ConnectOptions{})
-		if err == nil {
-			var remote verbs.Endpoint
-			if remote, err = verbs.Exchange(here, local); err == nil {
-				err = e.qp.Connect(context.Background(), remote, verbs.ConnectOptions{})
-			}
-			if err == nil {
-				err = jsonline.Write(here, e.mr.Remote())
+		for _, id := range programs {
+			if p, err := ebpf.NewProgramFromID(id); !errors.Is(err, fs.ErrNotExist) {
+				if err == nil {
+					_ = p.Close()
+				}
+				gone = false
 			}
 		}
-		connected <- err
-	}()
-	time.Sleep(delay)
-	require.NoError(t, cmd.Process.Kill())
-	require.NoError(t, here.Close())
-	require.NoError(t, there.Close())
-	_ = cmd.Wait() // killed
-	<-connected
-	word, err := e.mr.LoadUint64(e.mr.Length() - 8)
+		return gone
+	}, slack, time.Millisecond, "programs %v", programs)
+	if len(programs) > 0 {
+		d.leaves = append(d.leaves, time.Since(begin))
+	}
+	folder, err := control.Folder()
 	require.NoError(t, err)
-	return word != 0
+	sockets, err := control.List(folder)
+	require.NoError(t, err)
+	for _, s := range sockets {
+		require.NotEqual(t, pid, s.PID)
+	}
+	left, err := filepath.Glob(filepath.Join(folder, fmt.Sprintf("%d-*", pid)))
+	require.NoError(t, err)
+	require.Empty(t, left, "whoever lists the folder cleans up")
 }
 
+// killableEnd is the end of a connection whose other end is a victim.
 type killableEnd struct {
 	pd *verbs.PD
 	cq *verbs.CQ
@@ -118,6 +217,45 @@ func (e *killableEnd) close(t *testing.T) {
 	require.NoError(t, e.pd.Dealloc())
 }
 
+// failure is how the victim's peer learned that it is gone.
+type failure struct {
+	wc         verbs.WC
+	posted, at time.Time // of the request and of its completion
+	err        error     // it did not get as far as a request
+}
+
+// load connects with a victim and writes to it until that fails.
+func (e *killableEnd) load(v *process, o verbs.ConnectOptions) <-chan failure {
+	result := make(chan failure, 1)
+	go func() {
+		var f failure
+		var target verbs.RemoteMemory
+		target, f.err = meetStranger(e.qp, e.mr, standardStreams{v.channel}, o)
+		for f.err == nil && f.wc.Status == verbs.WCSuccess {
+			f.posted = time.Now()
+			f.wc, f.err = writeOnce(e.qp, e.cq, e.mr, target, 16<<10)
+			f.at = time.Now()
+		}
+		result <- f
+	}()
+	return result
+}
+
+// requireInTime checks that a failure is the one of a peer that does not answer, and came when the ACK timeout and the retry
+// count say: no sooner after the request was posted, and no later after the peer was killed.
+func (f *failure) requireInTime(t *testing.T, e *killableEnd, o verbs.ConnectOptions, killed time.Time) {
+	t.Helper()
+	require.Equal(t, verbs.WCRetryExcErr, f.wc.Status, e.qp.Explain(f.wc))
+	require.Equal(t, o.RetryCnt, f.wc.Retries)
+	wait := 4096 * time.Nanosecond << o.Timeout * time.Duration(1+o.RetryCnt)
+	require.GreaterOrEqual(t, f.at.Sub(f.posted), wait)
+	if f.posted.After(killed) {
+		killed = f.posted
+	}
+	require.Less(t, f.at.Sub(killed), wait+slack)
+	require.Contains(t, e.qp.Explain(f.wc), "the peer does not answer: it is gone")
+}
+
 // requireTCP moves some bytes over the kernel's stack on the same devices.
 func requireTCP(t *testing.T, pair *netlab.Pair) {
 	t.Helper()
@@ -145,65 +283,3 @@ func requireTCP(t *testing.T, pair *netlab.Pair) {
 	}))
 	require.Equal(t, "ssh works", string(got))
 }
-
-// victim opens the device, connects over its standard streams, and writes to the peer until it is killed.
-func victim(device string) error {
-	d, err := verbs.OpenDevice(device, verbs.Options{})
-	if err != nil {
-		return err
-	}
-	pd, err := d.AllocPD()
-	if err != nil {
-		return err
-	}
-	buffer := make([]byte, 1<<20)
-	buffer[len(buffer)-1] = 1
-	mr, err := pd.RegMR(buffer, allAccess)
-	if err != nil {
-		return err
-	}
-	cq, err := d.CreateCQ(16)
-	if err != nil {
-		return err
-	}
-	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
-	if err != nil {
-		return err
-	}
-	local, err := qp.Endpoint(verbs.ConnectOptions{})
-	if err != nil {
-		return err
-	}
-	remote, err := verbs.Exchange(standardStreams{}, local)
-	if err != nil {
-		return err
-	}
-	if err := qp.Connect(context.Background(), remote, verbs.ConnectOptions{}); err != nil {
-		return err
-	}
-	var target verbs.RemoteMemory
-	if err := jsonline.Read(os.Stdin, &target); err != nil {
-		return err
-	}
-	for wcs := make([]verbs.WC, 1); ; {
-		if err := qp.PostSend(verbs.SendWR{
-			Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{mr.SGE(0, len(buffer))},
-			RemoteAddr: target.Addr, RKey: target.RKey,
-		}); err != nil {
-			return err
-		}
-		for n := 0; n == 0; {
-			if n, err = cq.Poll(wcs); err != nil {
-				return err
-			}
-		}
-		if wcs[0].Status != verbs.WCSuccess {
-			return fmt.Errorf("%+v", wcs[0])
-		}
-	}
-}
-
-type standardStreams struct{}
-
-func (standardStreams) Read(b []byte) (int, error)  { return os.Stdin.Read(b) }
-func (standardStreams) Write(b []byte) (int, error) { return os.Stdout.Write(b) }

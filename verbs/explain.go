@@ -3,6 +3,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/xroce/xroce/roce"
 )
@@ -39,8 +40,8 @@ func (q *QP) Explain(wc WC) string {
 		if wc.Syndrome != roce.SyndromeNone {
 			answer = fmt.Sprintf("last answer %v", wc.Syndrome)
 		}
-		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d, %d RNR resends of %s",
-			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, wc.RNRRetries, rnrLimit(a.RNRRetry))
+		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d%s, %d RNR resends of %s",
+			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, patienceText(wc, a.Timeout, a.RetryCount), wc.RNRRetries, rnrLimit(a.RNRRetry))
 	}
 	cause := likelyCause(wc)
 	if wc.Status == WCLocQPOpErr && a.PathMTU.Valid() {
@@ -52,6 +53,19 @@ func (q *QP) Explain(wc WC) string {
 		text += ": " + cause
 	}
 	return text
+}
+
+// patienceText says how long a peer that did not answer was waited for.
+func patienceText(wc WC, timeout, retries uint8) string {
+	t := roce.GiveUpTime(timeout, retries)
+	if wc.Status != WCRetryExcErr || wc.Syndrome == roce.SyndromeNAKSequence || t == 0 {
+		return ""
+	}
+	unit := time.Microsecond
+	if t >= 10*time.Millisecond {
+		unit = time.Millisecond
+	}
+	return fmt.Sprintf(" (given up after %v without an answer)", t.Round(unit))
 }
 
 // ofPeer says whether a status of a send request comes from what the peer answered, or did not.

@@ -110,6 +110,7 @@ type QPStatus struct {
 	RoundTrip         float64  `json:"roundTripSeconds"` // smoothed, 0 if unknown
 
 	Timeout      float64 `json:"timeoutSeconds"` // 0 is for ever
+	GiveUp       float64 `json:"giveUpSeconds"`  // after the last progress, if the peer does not answer; 0 is never
 	Retries      uint8   `json:"retries"`
 	RetryCount   uint8   `json:"retryCount"`
 	RNRRetries   uint8   `json:"rnrRetries"`
@@ -253,7 +254,7 @@ func (q *QP) status() QPStatus {
 		UnacknowledgedPSN: t.UnacknowledgedPSN, SendPSN: t.SendPSN, NextPSN: t.NextPSN, ExpectedPSN: t.ExpectedPSN, MSN: t.MSN,
 		Requests: t.Requests, InFlight: t.InFlight, Window: t.Window,
 		RoundTrip: time.Duration(t.RoundTrip).Seconds(),
-		Timeout:   roce.AckTimeout(a.Timeout).Seconds(), Retries: t.Retries, RetryCount: a.RetryCount,
+		Timeout:   roce.AckTimeout(a.Timeout).Seconds(), GiveUp: roce.GiveUpTime(a.Timeout, a.RetryCount).Seconds(), Retries: t.Retries, RetryCount: a.RetryCount,
 		RNRRetries: t.RNRRetries, RNRRetry: a.RNRRetry, WaitingRNR: t.WaitingRNR, Recovering: t.Recovering,
 		Counters: counterStatus(&t.Counters),
 	}

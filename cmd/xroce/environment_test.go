@@ -1,12 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -15,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/roce/link/xdp"
 	"github.com/xroce/xroce/xsk"
@@ -172,14 +176,42 @@ func asNobody(t *testing.T, capabilities []uintptr, arguments ...string) *progra
 	return p
 }
 
-func TestMissingCapabilities(t *testing.T) {
+// TestCase_F10: another user with exactly CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF can serve at both ends; without one of them it
+// cannot, and is told which.
+func TestCase_F10(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	n := p.A.Namespace
+	all := []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF}
 	asNobody(t, nil, "pingpong").requireWrongUse(t, n, "missing CAP_BPF, CAP_NET_ADMIN")
-	asNobody(t, []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, "pingpong").requireWrongUse(t, n, "missing CAP_BPF: ")
-	asNobody(t, []uintptr{unix.CAP_NET_ADMIN, unix.CAP_BPF}, "pingpong").requireWrongUse(t, n, "CAP_NET_RAW is missing")
+	for i, words := range []string{"missing CAP_NET_ADMIN: ", "CAP_NET_RAW is missing", "missing CAP_BPF: "} {
+		asNobody(t, slices.Delete(slices.Clone(all), i, i+1), "pingpong").requireWrongUse(t, n, words)
+	}
 	file := zeroFile(t)
 	require.NoError(t, os.Chmod(filepath.Dir(file), 0o755))
 	asNobody(t, nil, "demo", "--file", file).requireWrongUse(t, nil, "needs root (CAP_SYS_ADMIN)")
 	requireFree(t, &p.A)
+
+	folder := t.TempDir() // for control sockets
+	require.NoError(t, os.Chmod(folder, 0o777))
+	require.NoError(t, os.Chmod(filepath.Dir(folder), 0o755))
+	start := func(uid uint32, n *netlab.Namespace, arguments ...string) *program {
+		run := asNobody(t, all, arguments...)
+		run.command.Env = append(run.command.Env, control.Environment+"="+folder)
+		// Locked memory is counted per user.
+		run.command.SysProcAttr.Credential.Uid = uid
+		run.begin(t, n)
+		return run
+	}
+	server := start(65533, p.B.Namespace, "pingpong", "-n", "1000")
+	port := awaitListening(t, server)
+	status, err := os.ReadFile("/proc/" + itoa(server.command.Process.Pid) + "/status")
+	require.NoError(t, err)
+	const exactly = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF
+	for _, set := range []string{"CapPrm", "CapEff"} {
+		require.Contains(t, string(status), fmt.Sprintf("%s:\t%016x\n", set, exactly))
+	}
+	client := start(65532, n, "pingpong", "10.9.0.2", "-p", port, "-n", "1000")
+	require.Equal(t, 0, client.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
+	require.Equal(t, 0, server.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
+	require.NotContains(t, client.stderr.String()+server.stderr.String(), "control socket")
 }

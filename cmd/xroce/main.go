@@ -22,6 +22,7 @@ import (
 type commandLine struct {
 	Demo     demoCommand      `cmd:"" help:"Move a file between two processes in two network namespaces, and measure. Needs root."`
 	Devices  devicesCommand   `cmd:"" help:"List the network devices: which can serve, and how."`
+	Features featuresCommand  `cmd:"" help:"List what this machine's kernel has of what is needed."`
 	Pingpong pingpongCommand  `cmd:"" help:"Measure the round trip between two machines, like ibv_rc_pingpong."`
 	Stat     statCommand      `cmd:"" help:"Show what the processes of this machine that serve devices do."`
 	Version  kong.VersionFlag `help:"Print the version."`

@@ -40,6 +40,8 @@ type Device struct {
 	queues  []link.Queue
 	watcher *watcher
 
+	delivery delivery
+
 	closing atomic.Bool
 	changed atomic.Pointer[func(link.Change)] // who watches
 
@@ -63,7 +65,7 @@ func Open(name string, o Options) (*Device, error) {
 		err = inNamespace(o.NetNS, func() (err error) { d, err = open(name, o); return err })
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", name, classify(err))
+		return nil, fmt.Errorf("open %s: %w", name, explainUnsupported(classify(err), kernelProbes))
 	}
 	return d, nil
 }
@@ -135,6 +137,9 @@ func (d *Device) open() error {
 	}
 	if err := d.refresh(); err != nil {
 		return err
+	}
+	if d.Information().ZeroCopy {
+		d.watchDelivery(deliveryInterval, warnOfDelivery)
 	}
 	if isRunning(attributes) {
 		return d.awaitCarrier()
@@ -311,7 +316,8 @@ func (d *Device) SteeringCounters() ([]SteeringCounter, error) {
 	return counters, err
 }
 
-// Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred.
+// Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred, and
+// "undelivered": the frames that were redirected and that no socket has got.
 func (d *Device) Details() map[string]uint64 {
 	counters, err := d.SteeringCounters()
 	if err != nil {
@@ -322,6 +328,9 @@ func (d *Device) Details() map[string]uint64 {
 		if c.Packets > 0 {
 			m[c.Reason.String()] = c.Packets
 		}
+	}
+	if n := d.undelivered(); n > 0 {
+		m["undelivered"] = n
 	}
 	return m
 }
@@ -336,6 +345,7 @@ func (d *Device) Close() error {
 	if d.watcher != nil {
 		d.watcher.close()
 	}
+	d.stopDelivery()
 	for _, q := range d.sockets {
 		failures = append(failures, q.close())
 	}

@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestBench runs everything once and shortly: every measurement has a value in every cell, or the cell says why not.
-func TestBench(t *testing.T) {
+// TestCase_F16 runs everything once and shortly: every measurement has a value in every cell, or the cell says why not.
+func TestCase_F16(t *testing.T) {
 	folder := build(t)
 	var output, complaints bytes.Buffer
 	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "100ms", "--mtu", "1024,4096", "--json")
@@ -72,6 +72,11 @@ func TestBench(t *testing.T) {
 		for _, l := range c.Lines {
 			require.Len(t, l.Runs, 1)
 			require.Positive(t, l.Median, l.Name)
+			if l.Unit == "Gbit/s" && l.Name != tcp {
+				require.InDelta(t, l.Median*1e9, l.Megapackets*1e6*8*float64(c.PathMTU), 1, l.Name)
+			} else {
+				require.Zero(t, l.Megapackets, l.Name)
+			}
 			names[l.Name] = l.Median
 		}
 		want := measurements
@@ -115,6 +120,9 @@ func TestFailure(t *testing.T) {
 	require.Contains(t, complaints.String(), "bench: raw, generic, path MTU 2048: active process: exit status 3: broken")
 	require.Contains(t, output.String(), "generic XDP, path MTU 1024, netdev MTU 1500 (obtained: generic")
 	require.Contains(t, output.String(), "raw ping-pong")
+	require.Regexp(t, `(?m)^ +Mpkt/s +/ raw +/ raw\+work +/ TCP$`, output.String())
+	require.Regexp(t, `(?m)^WRITE +\d+\.\d+ \(\S+\) Gbit/s +\d+\.\d{3} +\d`, output.String())
+	require.Regexp(t, `(?m)^TCP +\d+\.\d+ \(\S+\) Gbit/s  +\d+\.\d\d \(`, output.String())
 	require.NotContains(t, output.String(), "2048, netdev")
 }
 

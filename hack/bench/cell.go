@@ -28,6 +28,8 @@ type line struct {
 	Unit string    `json:"unit"` // Gbit/s of payload, or us of a round trip (the median of a run)
 	Runs []float64 `json:"runs"` // one per round
 	quartiles
+	// Megapackets are packets of a full payload per second, in millions: of the median, without the answers, and not of TCP.
+	Megapackets float64 `json:"megapacketsPerSecond,omitempty"`
 	// Ratios to other measurements, of the ratios within each round.
 	Ratios map[string]quartiles `json:"ratios,omitempty"`
 }
@@ -103,6 +105,9 @@ func (c *cell) summarize(runs map[string][]float64) {
 			unit = "us"
 		}
 		l := line{Name: what, Unit: unit, Runs: values, quartiles: quartilesOf(values)}
+		if !isPingPong(what) && what != tcp {
+			l.Megapackets = l.Median * 1e3 / 8 / float64(c.PathMTU)
+		}
 		for _, other := range comparedWith(what) {
 			if l.Ratios == nil {
 				l.Ratios = map[string]quartiles{}

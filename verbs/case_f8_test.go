@@ -21,6 +21,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -76,6 +77,7 @@ func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	}
 	require.NotZero(t, d.stages[stageLoaded], "no kill hit a process under load: %v", d.stages)
 	t.Log(d.String())
+	support.Object(t, "Device", "process killed at any moment", "nothing is left, opens again, the peer gets an error in time")
 }
 
 // TestCase_B9_Killed: the process of the peer is killed at ACK timeout 14 and retry count 7. The time that the error takes is
@@ -103,6 +105,7 @@ func TestCase_B9_Killed(t *testing.T) {
 	f.requireInTime(t, e, o, at)
 	require.Contains(t, e.qp.Explain(f.wc), "7 resends of 7 (given up after 537ms without an answer)")
 	t.Log(f.at.Sub(at), e.qp.Explain(f.wc))
+	support.Fault(t, "peer gone", support.Outcome{Requester: f.wc.Status})
 }
 
 // distribution is what the kills were like.

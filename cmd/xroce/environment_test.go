@@ -20,6 +20,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link/xdp"
 	"github.com/xroce/xroce/xsk"
 )
@@ -214,4 +215,5 @@ func TestCase_F10(t *testing.T) {
 	require.Equal(t, 0, client.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
 	require.Equal(t, 0, server.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
 	require.NotContains(t, client.stderr.String()+server.stderr.String(), "control socket")
+	support.Object(t, "Device", "opened with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF only", "works; without one of them the error names it")
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/xroce/xroce/bpf"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/xsk"
 )
@@ -92,6 +93,7 @@ func TestCase_F1(t *testing.T) {
 			}
 			c := q.Counters()
 			require.Equal(t, [4]uint64{total, total, 0, 0}, [4]uint64{c.Received, c.Transmitted, c.ReceiveDropped, c.TransmitDropped})
+			support.Object(t, "Device", "XDP program at one end of a veth pair only, "+rung.String(), "frames go both ways")
 		})
 	}
 }

@@ -60,6 +60,7 @@ func TestCase_F16(t *testing.T) {
 	var r report
 	require.NoError(t, json.Unmarshal(output.Bytes(), &r), "%s", &output)
 	require.Equal(t, 1, r.Pairs)
+	require.Equal(t, 1, r.Flows)
 	require.Equal(t, 0.1, r.Seconds)
 	require.NotEmpty(t, r.Machine.Kernel)
 	require.Len(t, r.Cells, 4)
@@ -113,13 +114,14 @@ func TestFailure(t *testing.T) {
 	const text = "#!/bin/sh\ncase \"$*\" in *'-payload 2048'*) echo broken >&2; exit 3;; esac\nexec \"${0%script}rawprobe\" \"$@\"\n"
 	require.NoError(t, os.WriteFile(script, []byte(text), 0o755))
 	var output, complaints bytes.Buffer
-	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "50ms", "--mtu", "1024,2048",
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "50ms", "--flows", "4", "--mtu", "1024,2048",
 		"--mode", "generic", "--rawprobe", script)
 	command.Stdout, command.Stderr = &output, &complaints
 	require.EqualError(t, command.Run(), "exit status 1")
 	require.Contains(t, complaints.String(), "bench: raw, generic, path MTU 2048: active process: exit status 3: broken")
 	require.Contains(t, output.String(), "generic XDP, path MTU 1024, netdev MTU 1500 (obtained: generic")
 	require.Contains(t, output.String(), "raw ping-pong")
+	require.Contains(t, output.String(), "; 4 flows\n")
 	require.Regexp(t, `(?m)^ +Mpkt/s +/ raw +/ raw\+work +/ TCP$`, output.String())
 	require.Regexp(t, `(?m)^WRITE +\d+\.\d+ \(\S+\) Gbit/s +\d+\.\d{3} +\d`, output.String())
 	require.Regexp(t, `(?m)^TCP +\d+\.\d+ \(\S+\) Gbit/s  +\d+\.\d\d \(`, output.String())
@@ -153,7 +155,7 @@ func TestRawIsDelivered(t *testing.T) {
 		mtu  int
 		what string
 	}{{"native", 4096, rawWork}, {"generic", 1024, raw}} {
-		l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond}).newLab(c.mode, c.mtu)
+		l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond, Flows: 1}).newLab(c.mode, c.mtu)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, l.close()) })
 		s, failures := l.measure(t.Context(), c.what)
@@ -181,7 +183,7 @@ func TestRawIsDelivered(t *testing.T) {
 // TestEndsThatFail: a run that cannot work is tried again, and then says why.
 func TestEndsThatFail(t *testing.T) {
 	folder := build(t)
-	l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond}).newLab("native", 1024)
+	l, err := (&runCommand{RawProbe: filepath.Join(folder, "rawprobe"), Duration: 100 * time.Millisecond, Flows: 1}).newLab("native", 1024)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, l.close()) })
 	l.mtu = 4096

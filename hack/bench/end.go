@@ -28,6 +28,7 @@ type endCommand struct {
 	MTU      int           `name:"mtu" required:""`
 	Mode     string        `required:"" enum:"native,generic"`
 	Polling  bool
+	Flows    int `default:"1"` // queue pairs
 }
 
 const (

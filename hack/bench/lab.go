@@ -210,6 +210,6 @@ func (l *lab) command(ctx context.Context, what string, side int) *exec.Cmd {
 	return exec.CommandContext(ctx, "/proc/self/exe", "end",
 		"--what", what, "--passive="+strconv.FormatBool(side == 1), "--device", own.Name, "--address", own.IPv4().String(),
 		"--duration", l.Duration.String(), "--cpu", strconv.Itoa(cpu), "--mtu", strconv.Itoa(l.mtu), "--mode", l.mode,
-		"--polling="+strconv.FormatBool(l.Polling),
+		"--polling="+strconv.FormatBool(l.Polling), "--flows", strconv.Itoa(l.Flows),
 	)
 }

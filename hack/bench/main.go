@@ -35,6 +35,7 @@ type runCommand struct {
 	Quick    bool          `help:"3 rounds of 0.2 s: to see that it works, not to quote."`
 	Free     bool          `help:"Let the scheduler place the two processes, instead of keeping each on a CPU of its own."`
 	Polling  bool          `help:"The passive end of WRITE and READ polls, instead of leaving the work to the background."`
+	Flows    int           `default:"1" help:"Queue pairs that WRITE, SEND and READ use in turns, 1 to 8."`
 	RawProbe string        `name:"rawprobe" placeholder:"FILE" help:"The program rawprobe (default: beside this one)."`
 	JSON     bool          `name:"json" help:"Print JSON instead of a table."`
 }
@@ -63,6 +64,9 @@ func (c *runCommand) Validate() error {
 	if c.Pairs < 1 || c.Duration < 10*time.Millisecond || c.Duration > time.Hour {
 		return fmt.Errorf("--pairs %d and --duration %v: at least 1, and 10 ms to an hour", c.Pairs, c.Duration)
 	}
+	if c.Flows < 1 || c.Flows > inFlight {
+		return fmt.Errorf("--flows %d: 1 to %d, the number of messages in flight", c.Flows, inFlight)
+	}
 	return nil
 }
 
@@ -85,7 +89,7 @@ func (c *runCommand) Run() error {
 	defer stop()
 	r := report{
 		Command: strings.Join(os.Args, " "), Machine: describeMachine(), Started: time.Now().UTC().Truncate(time.Second),
-		Pairs: c.Pairs, Seconds: c.Duration.Seconds(), Pinned: !c.Free && len(usableCPUs()) > 1,
+		Pairs: c.Pairs, Flows: c.Flows, Seconds: c.Duration.Seconds(), Pinned: !c.Free && len(usableCPUs()) > 1,
 	}
 	failure := c.measureCells(ctx, &r)
 	r.LoadAfter = loadAverage()

@@ -21,6 +21,7 @@ type report struct {
 	Started   time.Time `json:"started"`
 	LoadAfter string    `json:"loadAverageAfter"`
 	Pairs     int       `json:"rounds"`
+	Flows     int       `json:"flows"` // queue pairs of WRITE, SEND and READ
 	Seconds   float64   `json:"secondsPerRun"`
 	Pinned    bool      `json:"pinned"` // the two processes have a CPU each
 	Cells     []cell    `json:"cells"`
@@ -61,6 +62,9 @@ func (r report) print(w io.Writer) {
 	placement := "each process on a CPU of its own"
 	if !r.Pinned {
 		placement = "processes placed by the scheduler"
+	}
+	if r.Flows > 1 {
+		placement += fmt.Sprintf("; %d flows", r.Flows)
 	}
 	fmt.Fprintf(w, "%s\n%d CPUs, %s, Linux %s, %s; %s\nload average %s before, %s after\n", r.Command, r.Machine.CPUs,
 		r.Machine.Model, r.Machine.Kernel, r.Machine.Go, placement, r.Machine.LoadBefore, r.LoadAfter)

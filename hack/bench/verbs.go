@@ -17,22 +17,23 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// session is an open device with a connected queue pair and a region of one message, which all messages use.
+// session is an open device with connected queue pairs, one for each flow, and a region of one message, which all messages
+// use. The messages take the queue pairs in turns.
 type session struct {
 	*endCommand
 	peer   net.Conn
 	device *verbs.Device
 	pd     *verbs.PD
 	cq     *verbs.CQ
-	qp     *verbs.QP
+	qps    []*verbs.QP
 	mr     *verbs.MR
 	remote verbs.RemoteMemory
 }
 
 // hello is what the two ends tell each other.
 type hello struct {
-	Endpoint verbs.Endpoint     `json:"endpoint"`
-	Memory   verbs.RemoteMemory `json:"memory"`
+	Endpoints []verbs.Endpoint   `json:"endpoints"`
+	Memory    verbs.RemoteMemory `json:"memory"`
 }
 
 func (c *endCommand) runVerbs(peer net.Conn) (s sample, err error) {
@@ -85,13 +86,7 @@ func (e *session) connect(mtu verbs.MTU) (err error) {
 	if e.mr, err = e.pd.RegMR(memory, access); err != nil {
 		return err
 	}
-	if e.cq, err = e.device.CreateCQ(4 * inFlight); err != nil {
-		return err
-	}
-	e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{
-		SendCQ: e.cq, RecvCQ: e.cq, Cap: verbs.QPCap{MaxSendWR: 2 * inFlight, MaxRecvWR: 2 * inFlight},
-	})
-	if err != nil {
+	if e.cq, err = e.device.CreateCQ(4 * inFlight * e.Flows); err != nil {
 		return err
 	}
 	o := verbs.ConnectOptions{PathMTU: mtu}
@@ -102,22 +97,38 @@ func (e *session) connect(mtu verbs.MTU) (err error) {
 	if o.GIDIndex = slices.Index(gids, roce.GIDFromAddr(e.Address)); o.GIDIndex < 0 {
 		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, e.Device, e.Address)
 	}
-	endpoint, err := e.qp.Endpoint(o)
+	own := hello{Memory: e.mr.Remote()}
+	for range e.Flows {
+		qp, err := e.pd.CreateQP(verbs.QPInitAttr{
+			SendCQ: e.cq, RecvCQ: e.cq, Cap: verbs.QPCap{MaxSendWR: 2 * inFlight, MaxRecvWR: 2 * inFlight},
+		})
+		if err != nil {
+			return err
+		}
+		e.qps = append(e.qps, qp)
+		endpoint, err := qp.Endpoint(o)
+		if err != nil {
+			return err
+		}
+		own.Endpoints = append(own.Endpoints, endpoint)
+	}
+	other, err := verbs.Exchange(e.peer, own)
 	if err != nil {
 		return err
 	}
-	other, err := verbs.Exchange(e.peer, hello{endpoint, e.mr.Remote()})
-	if err != nil {
-		return err
+	if len(other.Endpoints) != len(e.qps) {
+		return fmt.Errorf("the other end has %d queue pairs, this one %d", len(other.Endpoints), len(e.qps))
 	}
 	e.remote = other.Memory
-	if err := e.qp.Connect(context.Background(), other.Endpoint, o); err != nil {
-		return err
-	}
-	if e.What == send && e.Passive || e.What == pingPong {
-		for range 2 * inFlight {
-			if err := e.postReceive(); err != nil {
-				return err
+	for i, qp := range e.qps {
+		if err := qp.Connect(context.Background(), other.Endpoints[i], o); err != nil {
+			return err
+		}
+		if e.What == send && e.Passive || e.What == pingPong {
+			for range 2 * inFlight {
+				if err := e.postReceive(qp); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -131,19 +142,29 @@ const (
 	pingReceived = 64
 )
 
-func (e *session) postReceive() error {
+func (e *session) postReceive(qp *verbs.QP) error {
 	place := e.mr.SGE(0, messageSize)
 	if e.What == pingPong {
 		place = e.mr.SGE(pingReceived, pingPongSize)
 	}
-	return e.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{place}})
+	return qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{place}})
 }
 
-func (e *session) post(opcode verbs.WROpcode, place verbs.SGE) error {
-	return e.qp.PostSend(verbs.SendWR{
+func (e *session) post(qp *verbs.QP, opcode verbs.WROpcode, place verbs.SGE) error {
+	return qp.PostSend(verbs.SendWR{
 		Opcode: opcode, Flags: verbs.SendSignaled, SGList: []verbs.SGE{place},
 		RemoteAddr: e.remote.Addr, RKey: e.remote.RKey,
 	})
+}
+
+// of is the queue pair of a completion.
+func (e *session) of(wc *verbs.WC) *verbs.QP {
+	for _, qp := range e.qps {
+		if qp.QPN() == wc.QPN {
+			return qp
+		}
+	}
+	return e.qps[0] // never: the CQ has completions of these only
 }
 
 // poll takes completions, all of which must be successes.
@@ -151,7 +172,7 @@ func (e *session) poll(wc []verbs.WC) (int, error) {
 	n, err := e.cq.Poll(wc)
 	for _, c := range wc[:n] {
 		if c.Status != verbs.WCSuccess {
-			return n, fmt.Errorf("%s: %s", e.qp.Explain(c), e.counters())
+			return n, fmt.Errorf("%s: %s", e.of(&c).Explain(c), e.counters())
 		}
 	}
 	return n, err
@@ -172,7 +193,7 @@ func (e *session) transfer() (s sample, err error) {
 	last, now := begin, begin
 	for empty := 0; now.Sub(begin) < e.Duration || completed < posted; {
 		for ; posted-completed < inFlight && now.Sub(begin) < e.Duration; posted++ {
-			if err := e.post(opcode, e.mr.SGE(0, messageSize)); err != nil {
+			if err := e.post(e.qps[posted%len(e.qps)], opcode, e.mr.SGE(0, messageSize)); err != nil {
 				return s, err
 			}
 		}
@@ -214,7 +235,7 @@ func (e *session) pingPong() (s sample, err error) {
 	begin := time.Now()
 	for now := begin; now.Sub(begin) < e.Duration; {
 		start := now
-		if err := e.post(verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
+		if err := e.post(e.qps[0], verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
 			return s, err
 		}
 		sends++
@@ -230,7 +251,7 @@ func (e *session) pingPong() (s sample, err error) {
 					continue
 				}
 				answered, now = true, time.Now()
-				if err := e.postReceive(); err != nil {
+				if err := e.postReceive(e.qps[0]); err != nil {
 					return s, err
 				}
 			}
@@ -284,11 +305,11 @@ func (e *session) answer(over *atomic.Bool) error {
 				continue
 			}
 			if e.What == pingPong {
-				if err := e.post(verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
+				if err := e.post(e.of(&c), verbs.WRSend, e.mr.SGE(pingSent, pingPongSize)); err != nil {
 					return err
 				}
 			}
-			if err := e.postReceive(); err != nil {
+			if err := e.postReceive(e.of(&c)); err != nil {
 				return err
 			}
 		}
@@ -299,8 +320,8 @@ func (e *session) answer(over *atomic.Bool) error {
 // close destroys what there is.
 func (e *session) close() error {
 	var failures []error
-	if e.qp != nil {
-		failures = append(failures, e.qp.Destroy())
+	for _, qp := range e.qps {
+		failures = append(failures, qp.Destroy())
 	}
 	if e.cq != nil {
 		failures = append(failures, e.cq.Destroy())

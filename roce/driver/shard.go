@@ -34,11 +34,13 @@ const (
 	// 32 of them per call (TX_BATCH_SIZE, net/xdp/xsk.c).
 	kickTries = 16
 
-	// stalledRetry is the pause before work is tried again that found no transmit buffer, and downRetry the one
+	// stalledRetry is the pause before work is tried again that found no transmit buffer, and failedRetry the one
 	// after the link has failed. They are not measured: a tenth of a millisecond is far below every usual
-	// timeout, and a device that is down may stay so for long.
+	// timeout, and a kernel without memory wants a rest. A link that is down may stay so for long and says when it is not
+	// any more (Shard.resume), so downRetry is for links that do not say.
 	stalledRetry = 100 * time.Microsecond
-	downRetry    = 10 * time.Millisecond
+	failedRetry  = 10 * time.Millisecond
+	downRetry    = time.Second
 )
 
 // Shard is one queue of the link and the transport state of the QPs at home there.
@@ -205,8 +207,11 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 // retryTime is when it is worth while to kick or to look for a transmit buffer again.
 func (s *Shard) retryTime() transport.Time {
 	pause := stalledRetry
-	if s.failed.Load() {
+	switch {
+	case s.down.Load():
 		pause = downRetry
+	case s.failed.Load():
+		pause = failedRetry
 	}
 	return s.device.options.Clock() + transport.Time(pause)
 }
@@ -294,13 +299,13 @@ func (s *Shard) kick() {
 			return
 		}
 		err := s.queue.Kick()
-		s.kickMu.Unlock()
 		if failed := err != nil; failed != s.failed.Load() {
 			s.failed.Store(failed)
 		}
 		if down := errors.Is(err, link.ErrDown); down != s.down.Load() {
 			s.down.Store(down)
 		}
+		s.kickMu.Unlock()
 		if err != nil {
 			return
 		}

@@ -107,7 +107,7 @@ func TestLeadLooksAgain(t *testing.T) {
 	s.failed.Store(true)
 	timeout, _ = s.lead(w)
 	require.Greater(t, timeout, stalledRetry, "a link that fails gets more time")
-	require.LessOrEqual(t, timeout, downRetry)
+	require.LessOrEqual(t, timeout, failedRetry)
 	s.sleep.leave(w)
 }
 
@@ -191,6 +191,8 @@ func TestRetryTime(t *testing.T) {
 	d.options.Clock = func() transport.Time { return now }
 	require.Equal(t, now+transport.Time(stalledRetry), d.shards[0].retryTime())
 	d.shards[0].failed.Store(true)
+	require.Equal(t, now+transport.Time(failedRetry), d.shards[0].retryTime())
+	d.shards[0].down.Store(true)
 	require.Equal(t, now+transport.Time(downRetry), d.shards[0].retryTime())
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -112,7 +113,11 @@ func inhabit(number string) error {
 	if err != nil {
 		return err
 	}
-	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
+	received, err := d.CreateCQ(16)
+	if err != nil {
+		return err
+	}
+	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: received})
 	if err != nil {
 		return err
 	}
@@ -134,7 +139,10 @@ func inhabit(number string) error {
 		Number string
 		Memory verbs.RemoteMemory
 	}
-	var peer, done greeting
+	if err := qp.PostRecv(verbs.RecvWR{}); err != nil { // for the last WRITE
+		return err
+	}
+	var peer greeting
 	if err := jsonline.Write(os.Stdout, greeting{number, mr.Remote()}); err != nil {
 		return err
 	}
@@ -142,30 +150,23 @@ func inhabit(number string) error {
 		return err
 	}
 	copy(buffer, bytes.Repeat([]byte(number+" "), half/(len(number)+1)))
-	for range 20 {
-		if err := qp.PostSend(verbs.SendWR{
+	const writes = 20
+	for i := range writes {
+		wr := verbs.SendWR{
 			Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{mr.SGE(0, half)},
 			RemoteAddr: peer.Memory.Addr + half, RKey: peer.Memory.RKey,
-		}); err != nil {
+		}
+		if i == writes-1 {
+			wr.Opcode = verbs.WRRDMAWriteWithImm
+		}
+		if err := qp.PostSend(wr); err != nil {
 			return err
 		}
-		var wc [1]verbs.WC
-		for n := 0; n == 0; {
-			if err := cq.Wait(ctx); err != nil {
-				return err
-			}
-			if n, err = cq.Poll(wc[:]); err != nil {
-				return err
-			}
-		}
-		if wc[0].Status != verbs.WCSuccess {
-			return fmt.Errorf("%s", qp.Explain(wc[0]))
+		if err := await(ctx, qp, cq); err != nil {
+			return err
 		}
 	}
-	if err := jsonline.Write(os.Stdout, greeting{Number: number}); err != nil {
-		return err
-	}
-	if err := jsonline.Read(os.Stdin, &done); err != nil {
+	if err := await(ctx, qp, received); err != nil {
 		return err
 	}
 	want := make([]byte, half)
@@ -176,4 +177,19 @@ func inhabit(number string) error {
 	fmt.Fprintf(os.Stderr, "process %s has the data of its peer\n", number)
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
+}
+
+// await waits for one completion, which must be of success.
+func await(ctx context.Context, qp *verbs.QP, cq *verbs.CQ) error {
+	if err := cq.Wait(ctx); err != nil {
+		return err
+	}
+	var wc [1]verbs.WC
+	if n, err := cq.Poll(wc[:]); n == 0 || err != nil {
+		return fmt.Errorf("%d completions, %w", n, err)
+	}
+	if wc[0].Status != verbs.WCSuccess {
+		return errors.New(qp.Explain(wc[0]))
+	}
+	return nil
 }

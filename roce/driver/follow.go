@@ -239,7 +239,9 @@ func (d *Device) reroute(ctx context.Context) (found bool) {
 			defer cancel()
 			neighbour, err := d.link.Resolve(ctx, w.source, w.destination)
 			if err != nil {
-				missing.Store(true)
+				if !errors.Is(err, link.ErrDown) { // otherwise there is another change when it is up
+					missing.Store(true)
+				}
 				return
 			}
 			own := d.link.HardwareAddr()

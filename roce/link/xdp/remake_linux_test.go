@@ -138,7 +138,7 @@ func TestRemade(t *testing.T) {
 		require.GreaterOrEqual(t, r.a.Queues()[0].(link.Detailer).Details()["kicks"], uint64(i+2))
 		require.EqualValues(t, 2*(i+2), r.a.Details()["redirected"], "%v", r.a.Details())
 	}
-	require.Eventually(t, func() bool { return descriptors(t) == open }, reaction, time.Millisecond)
+	require.Eventually(t, func() bool { return descriptors(t) <= open }, reaction, time.Millisecond)
 }
 
 // Nobody has called Renew when the device goes again.

@@ -172,12 +172,15 @@ func TestCase_E3_Remade(t *testing.T) {
 func requireLeft(t *testing.T, p *ports, from, to *end) {
 	t.Helper()
 	e := &p.pair.A
-	change(t, e, func(device netlink.Link) error {
-		if xdp := device.Attrs().Xdp; xdp != nil && xdp.Attached {
-			return errors.New("the XDP program went with the device")
-		}
-		return nil
-	})
+	// The port is down before the device leaves, so the event may come a moment earlier than the program goes.
+	require.Eventually(t, func() (free bool) {
+		change(t, e, func(device netlink.Link) error {
+			xdp := device.Attrs().Xdp
+			free = xdp == nil || !xdp.Attached
+			return nil
+		})
+		return free
+	}, soonEnough, time.Millisecond, "the XDP program went with the device")
 	setUp(t, e)
 	var socket *net.UDPConn
 	require.NoError(t, e.Namespace.Do(func() (err error) {

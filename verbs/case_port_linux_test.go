@@ -29,10 +29,7 @@ func newPorts(t *testing.T, o netlab.PairOptions) *ports {
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	p := &ports{pair: pair}
 	for i, e := range []*netlab.End{&pair.A, &pair.B} {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
-		p.devices[i] = d
+		p.devices[i] = openDevice(t, e, verbs.Options{})
 	}
 	return p
 }
@@ -113,32 +110,6 @@ func TestCase_A11(t *testing.T) {
 		require.Equal(t, step.active, a.qp.QueryQP().PathMTU)
 		require.Equal(t, verbs.WCSuccess, a.do(t, long(a, b)).Status)
 	}
-}
-
-// TestCase_E3_LinkDown: a link goes down and comes back. Both ends say so; what has time enough waits, and what has not ends.
-func TestCase_E3_LinkDown(t *testing.T) {
-	p := newPorts(t, netlab.PairOptions{})
-	patient, patientPeer := p.ends(t, verbs.ConnectOptions{Timeout: 17, RetryCnt: 7})
-	hasty, hastyPeer := p.ends(t, verbs.ConnectOptions{Timeout: 12, RetryCnt: 3})
-	change(t, &p.pair.B, netlink.LinkSetDown)
-	for _, d := range p.devices {
-		require.Less(t, untilEvent(t, d, verbs.EventPortErr), soonEnough)
-		portState(t, d, verbs.PortDown)
-	}
-	require.NoError(t, patient.qp.PostSend(verbs.SendWR{
-		WRID: 7, Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{patient.mr.SGE(0, 40_000)},
-		RemoteAddr: patientPeer.mr.Addr(), RKey: patientPeer.mr.RKey(),
-	}))
-	begin := time.Now()
-	require.Equal(t, verbs.WCRetryExcErr, hasty.do(t, write(hasty, hastyPeer, 0)).Status)
-	time.Sleep(time.Until(begin.Add(time.Second)))
-	change(t, &p.pair.B, netlink.LinkSetUp)
-	for _, d := range p.devices {
-		untilEvent(t, d, verbs.EventPortActive)
-	}
-	require.Equal(t, verbs.WCSuccess, poll(t, patient.sends).Status)
-	require.Equal(t, verbs.StateRTS, patient.qp.State())
-	require.Equal(t, verbs.WCSuccess, patientPeer.do(t, write(patientPeer, patient, 0)).Status)
 }
 
 // TestEthernetAddressChanges: the peer gets another Ethernet address. The queue pairs do not notice.

@@ -106,13 +106,13 @@ type PortAttr struct {
 	MaxMsgSize  uint32
 }
 
-// QueryPort describes the device's one port as it is now.
+// QueryPort describes the device's one port as it is now. The port of a network device that is gone is down and has no GIDs.
 func (d *Device) QueryPort() (PortAttr, error) {
 	if err := d.check(); err != nil {
 		return PortAttr{}, err
 	}
 	gids, err := d.driver.GIDs()
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrDown) {
 		return PortAttr{}, err
 	}
 	active, netdev, err := d.driver.ActiveMTU()

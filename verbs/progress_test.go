@@ -26,6 +26,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if number := os.Getenv(inhabitantNumber); number != "" {
+		fmt.Fprintln(os.Stderr, inhabit(number))
+		os.Exit(1)
+	}
 	// Control sockets are made where they disturb nobody.
 	folder, err := os.MkdirTemp("", "xroce-run")
 	if err == nil {

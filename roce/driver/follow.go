@@ -129,7 +129,7 @@ func (d *Device) look() bool {
 	c := link.Change(d.follower.pending.Swap(0))
 	if c&link.ChangedQueues != 0 {
 		for _, s := range d.shards {
-			s.renew()
+			s.resume()
 		}
 	}
 	if c&(link.ChangedPort|link.ChangedDown) != 0 {
@@ -138,15 +138,20 @@ func (d *Device) look() bool {
 	return c != 0
 }
 
-// renew has the shard's queue use what was made anew under it, and whoever sleeps in poll(2) the new descriptor.
-func (s *Shard) renew() {
+// resume has the shard's queue use what was made anew under it, if anything, and try again what has failed; whoever sleeps in
+// poll(2) gets the new descriptor. No kick is under way meanwhile, whose result would be that of the old one.
+func (s *Shard) resume() {
+	s.kickMu.Lock()
 	s.mu.Lock()
 	if !s.closed {
 		s.queue.Renew()
 	}
-	s.unlock()
 	s.failed.Store(false)
 	s.down.Store(false)
+	s.mu.Unlock()
+	s.kickMu.Unlock()
+	s.kick() // for those, too, who found one of the locks taken
+	s.drive(driveBriefly)
 	s.sleep.remind(0)
 }
 
@@ -161,6 +166,9 @@ func (d *Device) followPort(wasDown bool) {
 	}
 	if !f.up && !errors.Is(err, link.ErrDown) {
 		f.up = true
+		for _, s := range d.shards {
+			s.resume()
+		}
 		d.raise(AsyncEvent{Type: transport.EventPortActive})
 	}
 	// A device that is gone says nothing of its addresses, and may come back with the same ones.
@@ -231,7 +239,9 @@ func (d *Device) reroute(ctx context.Context) (found bool) {
 			defer cancel()
 			neighbour, err := d.link.Resolve(ctx, w.source, w.destination)
 			if err != nil {
-				missing.Store(true)
+				if !errors.Is(err, link.ErrDown) { // otherwise there is another change when it is up
+					missing.Store(true)
+				}
 				return
 			}
 			own := d.link.HardwareAddr()

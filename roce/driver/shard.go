@@ -34,11 +34,17 @@ const (
 	// 32 of them per call (TX_BATCH_SIZE, net/xdp/xsk.c).
 	kickTries = 16
 
-	// stalledRetry is the pause before work is tried again that found no transmit buffer, and downRetry the one
+	// stalledRetry is the pause before work is tried again that found no transmit buffer, and failedRetry the one
 	// after the link has failed. They are not measured: a tenth of a millisecond is far below every usual
-	// timeout, and a device that is down may stay so for long.
+	// timeout, and a kernel without memory wants a rest. A link that is down may stay so for long and says when it is not
+	// any more (Shard.resume), so downRetry is for links that do not say.
 	stalledRetry = 100 * time.Microsecond
-	downRetry    = 10 * time.Millisecond
+	failedRetry  = 10 * time.Millisecond
+	downRetry    = time.Second
+
+	// stuckAfter is how long a link may be without a free transmit buffer before what it should send counts as lost: a
+	// frame of 4 KiB takes 3 ms at 10 Mbit/s.
+	stuckAfter = 100 * time.Millisecond
 )
 
 // Shard is one queue of the link and the transport state of the QPs at home there.
@@ -59,16 +65,19 @@ type Shard struct {
 	user   *memory.User
 	frames [receiveBatch]link.Frame
 	packet roce.Packet
-	fired  []*CQ    // CQs that have something due (CQ.fire)
-	handed []*Shard // the shards that were handed something in this turn
-	waste  []byte   // where frames are written that go nowhere
-	wasted bool     // the transmitter lent it last
+	fired  []*CQ          // CQs that have something due (CQ.fire)
+	handed []*Shard       // the shards that were handed something in this turn
+	now    transport.Time // of the turn
+	full   transport.Time // since when the link has no transmit buffer; 0 if it had one
+	waste  []byte         // where frames are written that go nowhere
+	wasted bool           // the transmitter lent it last
 	closed bool
 
 	hasFired atomic.Bool // fired is not empty
 	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
 	failed   atomic.Bool // the last kick ended with an error
 	down     atomic.Bool // which was that the link is down
+	stuck    atomic.Bool // it has had no transmit buffer for too long
 	gone     atomic.Bool // closed, for those who do not hold the lock
 
 	sleep      sleep
@@ -205,8 +214,11 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 // retryTime is when it is worth while to kick or to look for a transmit buffer again.
 func (s *Shard) retryTime() transport.Time {
 	pause := stalledRetry
-	if s.failed.Load() {
+	switch {
+	case s.down.Load():
 		pause = downRetry
+	case s.failed.Load() || s.stuck.Load():
+		pause = failedRetry
 	}
 	return s.device.options.Clock() + transport.Time(pause)
 }
@@ -240,6 +252,7 @@ func (s *Shard) turn() (r turnResult) {
 		s.engine.Expire(now)
 		r.did = true
 	}
+	s.now = now
 	sent := s.engine.Emit(now, emitBudget, (*transmitter)(s))
 	if sent > 0 {
 		s.queue.Publish()
@@ -294,29 +307,43 @@ func (s *Shard) kick() {
 			return
 		}
 		err := s.queue.Kick()
-		s.kickMu.Unlock()
 		if failed := err != nil; failed != s.failed.Load() {
 			s.failed.Store(failed)
 		}
 		if down := errors.Is(err, link.ErrDown); down != s.down.Load() {
 			s.down.Store(down)
 		}
+		s.kickMu.Unlock()
 		if err != nil {
 			return
 		}
 	}
 }
 
-// transmitter is the shard's queue as the engine writes to it. A link that is down keeps the frames in its transmit ring, and
-// nothing more fits in there: what does not is lost, as it would be on the wire, so that ACK timeouts run and queue pairs end.
+// transmitter is the shard's queue as the engine writes to it. A link that is down, or takes nothing for other reasons, keeps the
+// frames in its transmit ring, and nothing more fits in there: what does not is lost, as it would be on the wire, so that ACK
+// timeouts run and queue pairs end.
 type transmitter Shard
 
 // Buffer implements transport.Transmitter.
 func (t *transmitter) Buffer() []byte {
 	b := t.queue.Buffer()
-	t.wasted = b == nil && t.down.Load()
-	if !t.wasted {
+	if b != nil {
+		t.wasted, t.full = false, 0
+		if t.stuck.Load() {
+			t.stuck.Store(false)
+		}
 		return b
+	}
+	if t.full == 0 {
+		t.full = t.now
+	}
+	if t.now-t.full >= transport.Time(stuckAfter) && !t.stuck.Load() {
+		t.stuck.Store(true)
+	}
+	t.wasted = t.down.Load() || t.stuck.Load()
+	if !t.wasted {
+		return nil
 	}
 	if t.waste == nil {
 		t.waste = make([]byte, loop.FrameSize)

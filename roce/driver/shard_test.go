@@ -9,6 +9,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/link/loop"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
@@ -107,7 +108,7 @@ func TestLeadLooksAgain(t *testing.T) {
 	s.failed.Store(true)
 	timeout, _ = s.lead(w)
 	require.Greater(t, timeout, stalledRetry, "a link that fails gets more time")
-	require.LessOrEqual(t, timeout, downRetry)
+	require.LessOrEqual(t, timeout, failedRetry)
 	s.sleep.leave(w)
 }
 
@@ -137,6 +138,41 @@ func TestKickUntilNothingIsPending(t *testing.T) {
 	require.False(t, s.failed.Load())
 }
 
+// TestStuckLink: a link that takes nothing for long, although it is not down, has lost what it should send.
+func TestStuckLink(t *testing.T) {
+	d, _ := newManual(t, 1)
+	s := d.shards[0]
+	own, full, committed := s.queue, true, 0
+	s.queue = &hookedQueue{
+		Queue: own, pending: func() bool { return false },
+		buffer: func() []byte {
+			if full {
+				return nil
+			}
+			return own.Buffer()
+		},
+		commit: func(int) { committed++ },
+	}
+	link := (*transmitter)(s)
+	s.now = transport.Time(time.Second)
+	require.Nil(t, link.Buffer())
+	s.now += transport.Time(stuckAfter) - 1
+	require.Nil(t, link.Buffer())
+	s.now++
+	require.Len(t, link.Buffer(), loop.FrameSize)
+	link.Commit(60)
+	require.Zero(t, committed)
+	d.options.Clock = func() transport.Time { return s.now }
+	require.Equal(t, s.now+transport.Time(failedRetry), s.retryTime(), "nothing spins")
+
+	full = false
+	require.NotNil(t, link.Buffer())
+	link.Commit(60)
+	require.Equal(t, 1, committed)
+	full = true
+	require.Nil(t, link.Buffer(), "the time begins anew")
+}
+
 // TestRemind: a sleeper is woken for what comes before its alarm, and for nothing else.
 func TestRemind(t *testing.T) {
 	d, _ := newManual(t, 1)
@@ -162,6 +198,23 @@ type hookedQueue struct {
 	link.Queue
 	pending func() bool
 	kick    func() error
+	buffer  func() []byte
+	commit  func(int)
+}
+
+func (q *hookedQueue) Buffer() []byte {
+	if q.buffer == nil {
+		return q.Queue.Buffer()
+	}
+	return q.buffer()
+}
+
+func (q *hookedQueue) Commit(length int) {
+	if q.commit == nil {
+		q.Queue.Commit(length)
+		return
+	}
+	q.commit(length)
 }
 
 func (q *hookedQueue) Pending() bool { return q.pending() }
@@ -191,6 +244,8 @@ func TestRetryTime(t *testing.T) {
 	d.options.Clock = func() transport.Time { return now }
 	require.Equal(t, now+transport.Time(stalledRetry), d.shards[0].retryTime())
 	d.shards[0].failed.Store(true)
+	require.Equal(t, now+transport.Time(failedRetry), d.shards[0].retryTime())
+	d.shards[0].down.Store(true)
 	require.Equal(t, now+transport.Time(downRetry), d.shards[0].retryTime())
 }
 

@@ -29,7 +29,7 @@ func TestCase_F14(t *testing.T) {
 	}
 	quiet() // with nothing to deliver
 
-	require.NoError(t, b.program.RegisterSocket(0, b.sockets[1].socket.FD()))
+	require.NoError(t, b.program.RegisterSocket(0, b.sockets[1].socket.Load().FD()))
 	for range deliveryProof - 1 {
 		send(t, a.Queues()[0], frame)
 	}
@@ -49,7 +49,7 @@ func TestCase_F14(t *testing.T) {
 	require.EqualValues(t, deliveryProof+1, b.Details()["redirected"])
 
 	// A device that delivers is left alone, also while what it has delivered waits.
-	require.NoError(t, b.program.RegisterSocket(0, b.sockets[0].socket.FD()))
+	require.NoError(t, b.program.RegisterSocket(0, b.sockets[0].socket.Load().FD()))
 	b.stopDelivery()
 	for range 2 * deliveryProof {
 		send(t, a.Queues()[0], frame)

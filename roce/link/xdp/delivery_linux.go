@@ -74,7 +74,7 @@ func (d *Device) delivered() (redirected, delivered uint64, err error) {
 	}
 	for _, q := range d.sockets {
 		c := q.Counters()
-		delivered += c.Received + c.ReceiveDropped + q.socket.Waiting()
+		delivered += c.Received + c.ReceiveDropped + q.socket.Load().Waiting()
 	}
 	return counters[bpf.Redirected].Packets, delivered, nil
 }

@@ -28,12 +28,9 @@ const carrierDeadline = 10 * time.Second
 type Device struct {
 	netdev  resolver
 	network string
+	home    *netns.Namespace // that of the network device; nil without /proc
 	options Options
 	driver  string
-	rung    bpf.Rung
-	// multiBuffer says that frames may take two chunks, notTaken what is better than what was obtained.
-	multiBuffer bool
-	notTaken    []string
 
 	program *bpf.Program
 	sockets []*queue
@@ -45,17 +42,19 @@ type Device struct {
 	closing atomic.Bool
 	changed atomic.Pointer[func(link.Change)] // who watches
 
-	mu    sync.Mutex // guards what follows, and is held while the maps of the program change
-	state netdevState
-	told  netdevState // of what who watches was told
+	mu       sync.Mutex // guards what follows and netdev.index, and is held while the maps of the program change
+	obtained obtained
+	state    netdevState
+	told     netdevState // of what who watches was told
+	gone     error       // why there is no network device to serve, or nil: see remake_linux.go
 }
 
 var _ link.Device = (*Device)(nil)
 
 // Open makes a device of the network device that name names: sockets on its queues and the XDP program. It needs
 // root, or CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN to enter another namespace. No packet
-// is delivered before Steer. Open takes up to a second longer if a queue is still being given up by another
-// socket, and waits for the carrier of a NIC that loses it when a program is attached.
+// is delivered before Steer. Open takes up to two seconds longer for each queue that is still being given up by another
+// process, and waits for the carrier of a NIC that loses it when a program is attached.
 //
 // Errors that are due to the machine or the options match IsEnvironment, and nothing is left behind.
 func Open(name string, o Options) (*Device, error) {
@@ -90,6 +89,7 @@ func open(name string, o Options) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: &hops{macs: map[netip.Addr]roce.MAC{}}}, network: networkOfThread()}
+	d.home, _ = netns.Open(namespaceOfThread)
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -118,23 +118,21 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	// Before the sockets, since the rung decides on their options. And where a program is attached already, trying to
-	// attach says whose it is, while its sockets would only say, after a while, that a queue is taken.
-	if err := d.attach(); err != nil {
+	sockets, obtained, err := d.serve(d.netdev.index, count, d.options, openPatience)
+	if err != nil {
 		return err
 	}
-	if err := d.openSockets(count); err != nil {
-		return err
-	}
-	for number, q := range d.sockets {
-		if err := d.program.RegisterSocket(number, q.socket.FD()); err != nil {
-			return err
-		}
+	d.obtained = obtained
+	for _, socket := range sockets {
+		q := newQueue(socket, d.netdev.name, &d.closing)
+		d.sockets = append(d.sockets, q)
+		d.queues = append(d.queues, q)
 	}
 	// Changes from here on are seen, so that none is missed.
 	if d.watcher, err = newWatcher(d.notice); err != nil {
 		return err
 	}
+	d.watcher.start()
 	if err := d.refresh(); err != nil {
 		return err
 	}
@@ -181,22 +179,6 @@ func chooseQueues(name string, receive, transmit, asked int) (int, error) {
 	return receive, nil
 }
 
-// attach attaches the program.
-func (d *Device) attach() error {
-	attachment, err := bpf.Attach(d.program, d.netdev.index, d.options.Mode)
-	if foreign := (*bpf.ForeignProgramError)(nil); errors.As(err, &foreign) && foreign.Name == ownProgram {
-		return takenByOwn(d.netdev.name, foreign.ID)
-	}
-	if err != nil {
-		return err
-	}
-	d.rung = attachment.Rung()
-	for _, skipped := range attachment.Skipped() {
-		d.notTaken = append(d.notTaken, skipped.Error())
-	}
-	return nil
-}
-
 // awaitCarrier waits until the device is running again.
 func (d *Device) awaitCarrier() error {
 	for deadline := time.Now().Add(carrierDeadline); ; time.Sleep(time.Millisecond) {
@@ -210,6 +192,9 @@ func (d *Device) awaitCarrier() error {
 func (d *Device) refresh() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.gone != nil {
+		return d.gone
+	}
 	state, err := d.netdev.state(d.netdev.index, d.netdev.name)
 	if errors.Is(err, link.ErrDown) {
 		d.state.down, d.state.addresses = err, nil
@@ -233,10 +218,11 @@ func (d *Device) refresh() error {
 
 // Information describes the device.
 func (d *Device) Information() link.Information {
-	copying := slices.ContainsFunc(d.sockets, func(q *queue) bool { return !q.zeroCopy })
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return link.Information{
-		Name: d.netdev.name, Driver: d.driver, Mode: d.rung.String(), ZeroCopy: !copying, MultiBuffer: d.multiBuffer,
-		NotTaken: slices.Clone(d.notTaken),
+		Name: d.netdev.name, Driver: d.driver, Mode: d.obtained.rung.String(),
+		ZeroCopy: d.obtained.zeroCopy, MultiBuffer: d.obtained.multiBuffer, NotTaken: slices.Clone(d.obtained.notTaken),
 	}
 }
 
@@ -268,8 +254,12 @@ func (d *Device) Speed() (megabits int) {
 }
 
 // MaximumFrame is the longest frame in bytes that fits into the buffers: 3840, which suffices for path MTU 2048, or
-// 7680 with multi-buffer (Information.MultiBuffer).
-func (d *Device) MaximumFrame() int { return maximumFrame(d.multiBuffer) }
+// 7680 with multi-buffer (Information.MultiBuffer). It never becomes less.
+func (d *Device) MaximumFrame() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maximumFrame(d.obtained.multiBuffer)
+}
 
 // Addresses asks for the unicast addresses of the network device: ascending, IPv4 before IPv6, link-local ones
 // last and without a zone. IPv6 addresses found to be duplicates are left out. It needs no call for packets to
@@ -288,16 +278,24 @@ func (d *Device) Addresses() ([]netip.Addr, error) {
 // addresses may carry the zone of this device. Errors match link.ErrNoNeighbour where there is no route over this
 // device or no answer while ctx lasted, and then ctx.Err() too. Close ends a Resolve that waits.
 func (d *Device) Resolve(ctx context.Context, source, destination netip.Addr) (link.Neighbour, error) {
-	return d.netdev.resolve(ctx, source, destination)
+	d.mu.Lock()
+	netdev, gone := d.netdev, d.gone
+	d.mu.Unlock()
+	if gone != nil {
+		return link.Neighbour{}, gone
+	}
+	return netdev.resolve(ctx, source, destination)
 }
 
 // Network names the network namespace that the device was opened in.
 func (d *Device) Network() string { return d.network }
 
+const namespaceOfThread = "/proc/thread-self/ns/net"
+
 // networkOfThread names the network namespace of the calling thread, "net:[4026531833]" for one: the number stays its
 // own as long as anything is open in it (fs/nsfs.c). It is empty without /proc.
 func networkOfThread() string {
-	name, err := os.Readlink("/proc/thread-self/ns/net")
+	name, err := os.Readlink(namespaceOfThread)
 	if err != nil {
 		return ""
 	}
@@ -358,5 +356,8 @@ func (d *Device) Close() error {
 		failures = append(failures, d.program.Close())
 	}
 	d.netdev.close()
+	if d.home != nil {
+		failures = append(failures, d.home.Close())
+	}
 	return errors.Join(failures...)
 }

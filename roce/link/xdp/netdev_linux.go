@@ -156,7 +156,7 @@ func (n *netlinkSockets) state(index int, name string) (netdevState, error) {
 		return err
 	})
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return netdevState{}, fmt.Errorf("%w: %s was deleted or has left its namespace", link.ErrDown, name)
+		return netdevState{}, errGone(name)
 	} else if err != nil {
 		return netdevState{}, fmt.Errorf("ask for %s: %w", name, err)
 	}
@@ -168,6 +168,10 @@ func (n *netlinkSockets) state(index int, name string) (netdevState, error) {
 	return netdevState{
 		name: a.Name, mac: macOf(a.HardwareAddr), mtu: a.MTU, down: down(a), addresses: addresses,
 	}, nil
+}
+
+func errGone(name string) error {
+	return fmt.Errorf("%w: %s was deleted or has left its namespace", link.ErrDown, name)
 }
 
 // down says, with link.ErrDown, why a device carries nothing; nil if it is up and has carrier.

@@ -3,36 +3,99 @@ package xdp
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/xroce/xroce/bpf"
 	"github.com/xroce/xroce/xsk"
 )
 
-// openSockets opens the sockets of the first count queues. The first one decides for all what is obtained.
-func (d *Device) openSockets(count int) error {
-	choice := sockets[*xsk.Socket]{
-		options: d.options, index: d.netdev.index, obstacle: multiBufferObstacle(d.rung), open: xsk.Open,
-	}
-	for number := range count {
-		socket, err := choice.next(number)
-		if err != nil {
-			return err
-		}
-		q := newQueue(socket, d.netdev.name, &d.closing)
-		d.sockets = append(d.sockets, q)
-		d.queues = append(d.queues, q)
-	}
-	d.multiBuffer = choice.multiBuffer
-	d.notTaken = append(d.notTaken, choice.notTaken...)
-	return nil
+// openPatience is how long Open waits for what a process that was killed has not given up yet: the kernel takes down its program
+// and its sockets in the background. attachPause is between two attempts to attach.
+const (
+	openPatience = xsk.DefaultBindTimeout
+	attachPause  = 5 * time.Millisecond
+)
+
+// obtained is what kernel and driver gave of what was asked for.
+type obtained struct {
+	rung bpf.Rung
+	// multiBuffer says that frames may take two chunks.
+	zeroCopy, multiBuffer bool
+	notTaken              []string // what is better, and why it is not so
 }
 
-// sockets opens the sockets of a device, whose type is S. Zero copy is asked for expressly and first: left to itself the
+// serve attaches the program to a network device and makes the sockets of its first count queues. What it has made is undone if
+// it fails. What a process that was killed has not given up yet is waited for as long as patience lasts.
+func (d *Device) serve(index, count int, o Options, patience time.Duration) (opened []*xsk.Socket, got obtained, err error) {
+	defer func() {
+		if err != nil {
+			for _, s := range opened {
+				_ = s.Close()
+			}
+			d.detach()
+		}
+	}()
+	// The program comes first, since the rung decides on the options of the sockets. And where one is attached already, trying
+	// to attach says whose it is, while the sockets would only say, after a while, that a queue is taken.
+	attachment, err := d.attach(index, o.Mode, patience)
+	if err != nil {
+		return nil, got, err
+	}
+	got.rung = attachment.Rung()
+	for _, skipped := range attachment.Skipped() {
+		got.notTaken = append(got.notTaken, skipped.Error())
+	}
+	choice := sockets[*xsk.Socket]{
+		options: o, index: index, patience: patience, obstacle: multiBufferObstacle(got.rung), open: xsk.Open,
+	}
+	got.zeroCopy = true
+	for number := range count {
+		socket, err := choice.next(number)
+		if errors.Is(err, xsk.ErrQueueBusy) {
+			err = queueTaken(err)
+		}
+		if err != nil {
+			return opened, got, err
+		}
+		opened = append(opened, socket)
+		got.zeroCopy = got.zeroCopy && socket.Info().ZeroCopy
+		if err := d.program.RegisterSocket(number, socket.FD()); err != nil {
+			return opened, got, err
+		}
+	}
+	got.multiBuffer = choice.multiBuffer
+	got.notTaken = append(got.notTaken, choice.notTaken...)
+	return opened, got, nil
+}
+
+// attach attaches the program.
+func (d *Device) attach(index int, mode Mode, patience time.Duration) (*bpf.Attachment, error) {
+	for start := time.Now(); ; time.Sleep(attachPause) {
+		attachment, err := bpf.Attach(d.program, index, mode)
+		foreign := (*bpf.ForeignProgramError)(nil)
+		if !errors.As(err, &foreign) || foreign.Name != ownProgram {
+			return attachment, err
+		}
+		if pid := programOwner(foreign.ID); pid != 0 || time.Since(start) > patience {
+			return nil, takenByOwn(d.netdev.name, foreign.ID, pid)
+		}
+	}
+}
+
+// detach takes the program off the network device, in whatever namespace that is.
+func (d *Device) detach() {
+	if attachment := d.program.Attachment(); attachment != nil {
+		_ = attachment.Close()
+	}
+}
+
+// sockets opens the sockets of a device, whose type is S; the first one decides for all what is obtained. Zero copy is asked for expressly and first: left to itself the
 // kernel falls back to copying without a word, and then it is too late to choose multi-buffer instead.
 type sockets[S any] struct {
 	options  Options
-	index    int   // of the network device
-	obstacle error // what stands against multi-buffer whatever the copy mode, or nil
+	index    int           // of the network device
+	patience time.Duration // with a queue that is taken
+	obstacle error         // what stands against multi-buffer whatever the copy mode, or nil
 	open     func(xsk.Options) (S, error)
 
 	// What the first socket obtained.
@@ -84,7 +147,7 @@ func (s *sockets[S]) try(queue int, mode CopyMode) (S, error) {
 	return s.open(xsk.Options{
 		Interface: s.index, Queue: queue, ChunkSize: chunkSize,
 		ReceiveFrames: s.options.ReceiveFrames, TransmitFrames: s.options.TransmitFrames,
-		Mode: mode, MultiBuffer: s.multiBuffer, CheckOwners: s.options.CheckOwners,
+		Mode: mode, MultiBuffer: s.multiBuffer, CheckOwners: s.options.CheckOwners, BindTimeout: s.patience,
 	})
 }
 

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // ownProgram is the name of the program of package bpf, as the kernel tells it.
@@ -18,7 +20,7 @@ const ownProgram = "xdp_roce"
 func takenBy(device string, id uint32) error {
 	switch name := programName(id); name {
 	case ownProgram:
-		return takenByOwn(device, id)
+		return takenByOwn(device, id, programOwner(id))
 	case "":
 		return fmt.Errorf("%w: %s has XDP program id %d", ErrTaken, device, id)
 	default:
@@ -26,10 +28,18 @@ func takenBy(device string, id uint32) error {
 	}
 }
 
-// takenByOwn says, with ErrTaken, that a device serves a process already.
-func takenByOwn(device string, id uint32) error {
+// queueTaken adds to an error that says that a queue is taken the processes that may have it.
+func queueTaken(err error) error {
+	if holders := socketHolders(); len(holders) > 0 {
+		return fmt.Errorf("%w; pids of processes with AF_XDP sockets: %v", err, holders)
+	}
+	return err
+}
+
+// takenByOwn says, with ErrTaken, that a device serves a process already, whose pid is 0 if it is not known.
+func takenByOwn(device string, id uint32, pid int) error {
 	owner := ""
-	if pid := programOwner(id); pid != 0 {
+	if pid != 0 {
 		owner = fmt.Sprintf(", pid %d", pid)
 	}
 	return fmt.Errorf("%w: %s serves another xroce process%s (XDP program %s, id %d): a device serves one process at a time",
@@ -49,7 +59,8 @@ func programName(id uint32) string {
 	return information.Name
 }
 
-// programOwner finds a process that holds a program, among those whose descriptors may be looked at; 0 if there is none.
+// programOwner finds a process that holds a program, among those whose descriptors may be looked at and that have not been
+// killed; 0 if there is none.
 func programOwner(id uint32) (pid int) {
 	line := []byte(fmt.Sprintf("prog_id:\t%d\n", id)) // kernel/bpf/syscall.c: bpf_prog_show_fdinfo
 	descriptors, _ := filepath.Glob("/proc/[0-9]*/fd/*")
@@ -59,10 +70,39 @@ func programOwner(id uint32) (pid int) {
 		}
 		parts := strings.Split(d, "/") // "", "proc", pid, "fd", number
 		information, err := os.ReadFile("/proc/" + parts[2] + "/fdinfo/" + parts[4])
-		if err == nil && bytes.Contains(information, line) {
+		if err == nil && bytes.Contains(information, line) && !killed(parts[2]) {
 			pid, _ = strconv.Atoi(parts[2])
 			return pid
 		}
 	}
 	return 0
+}
+
+// killed says whether SIGKILL is on its way to a process (SigPnd in proc_pid_status(5)).
+func killed(pid string) bool {
+	status, _ := os.ReadFile("/proc/" + pid + "/status")
+	_, rest, _ := strings.Cut(string(status), "\nSigPnd:\t")
+	mask, _, _ := strings.Cut(rest, "\n")
+	pending, err := strconv.ParseUint(mask, 16, 64)
+	return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
+}
+
+// socketHolders finds the processes that have AF_XDP sockets, among those whose mappings may be looked at. Which queue a socket is
+// bound to only sock_diag(7) tells, which few kernels have for AF_XDP (CONFIG_XDP_SOCKETS_DIAG); but the rings of the sockets are
+// mapped, at offsets that no other kind of socket has.
+func socketHolders() (pids []int) {
+	ring := []byte(fmt.Sprintf(" %08x ", uint64(unix.XDP_UMEM_PGOFF_FILL_RING)))
+	lists, _ := filepath.Glob("/proc/[0-9]*/maps")
+	for _, path := range lists {
+		list, _ := os.ReadFile(path)
+		for line := range bytes.Lines(list) {
+			if bytes.Contains(line, ring) && bytes.Contains(line, []byte("socket:[")) {
+				pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+				pids = append(pids, pid)
+				break
+			}
+		}
+	}
+	slices.Sort(pids)
+	return pids
 }

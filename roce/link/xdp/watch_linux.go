@@ -2,6 +2,7 @@ package xdp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -22,17 +23,17 @@ type watcher struct {
 	ended   chan struct{}
 }
 
-// newWatcher watches the namespace of the calling thread. lost says that messages are missing.
+// newWatcher watches the namespace of the calling thread, once it is started. lost says that messages are missing.
 func newWatcher(handle func(messages []syscall.NetlinkMessage, lost bool) error) (*watcher, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to changes of the network: %w", err)
 	}
-	w := &watcher{handle: handle, socket: socket, closing: make(chan struct{}), ended: make(chan struct{})}
-	go w.run()
-	return w, nil
+	return &watcher{handle: handle, socket: socket, closing: make(chan struct{}), ended: make(chan struct{})}, nil
 }
+
+func (w *watcher) start() { go w.run() }
 
 func (w *watcher) run() {
 	defer close(w.ended)
@@ -73,19 +74,26 @@ func (w *watcher) close() {
 // notice is what the watcher calls. It has the program follow the network device, and tells whoever watches it.
 func (d *Device) notice(messages []syscall.NetlinkMessage, lost bool) error {
 	var c link.Change
-	look := lost
+	look, again := lost, lost
 	if lost {
 		c = link.ChangedWays
+		if !d.bound() {
+			c |= d.lose()
+		}
 	}
 	for _, m := range messages {
 		switch m.Header.Type {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			if d.concerns(m) {
+			again = true
+			switch left := m.Header.Type == unix.RTM_DELLINK; {
+			case !d.concerns(m) || m.Data[0] != unix.AF_UNSPEC: // bridges tell of their ports in this way, too
+			case !left:
 				look = true
-				// It may be up again by the time that somebody looks.
-				if m.Header.Type == unix.RTM_DELLINK || !carries(m) {
-					c |= link.ChangedDown
+				if !carries(m) {
+					c |= link.ChangedDown // it may be up again by the time that somebody looks
 				}
+			case !d.bound(): // otherwise this is old, and the device was made again since
+				c |= d.lose()
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 			look = look || d.concerns(m)
@@ -98,13 +106,18 @@ func (d *Device) notice(messages []syscall.NetlinkMessage, lost bool) error {
 		}
 	}
 	var err error
-	if look {
-		err = d.refresh()
-		if d.differs() {
-			c |= link.ChangedPort
+	if look && d.gone == nil {
+		if err = d.refresh(); errors.Is(err, link.ErrDown) {
+			c |= d.lose()
 		}
 	}
+	if d.differs() {
+		c |= link.ChangedPort
+	}
 	d.tell(c)
+	if again && d.gone != nil {
+		d.remake()
+	}
 	return err
 }
 

@@ -100,7 +100,7 @@ func (c *captureCommand) Run(app *application) error {
 	}()
 	out, err := newCaptureOutput(app.stdout, c.Write, sources, c.Count, c.RotateSize*1_000_000, c.RotateFiles)
 	if err != nil {
-		return err
+		return usage("%w", err)
 	}
 	return c.capture(app, sources, out)
 }

@@ -290,18 +290,13 @@ func TestCase_F7_EngineKilled(t *testing.T) {
 		info, err := os.Stat(file)
 		return err == nil && info.Size() > 100_000
 	}, 20*time.Second, time.Millisecond)
-	require.NoError(t, b.command.Process.Signal(syscall.SIGSTOP)) // it would see the end of the other one, and end in order
-	for _, engine := range []*program{a, b} {
-		require.NoError(t, engine.command.Process.Kill())
-		<-engine.ended
-	}
+	require.NoError(t, a.command.Process.Kill())
+	<-b.ended // it notices that, and ends in order
 	require.Equal(t, statusFailed, p.status(t, 20*time.Second))
 	c := readCapture(t, file)
 	text := p.stderr.String()
-	for _, engine := range []*program{a, b} {
-		require.Contains(t, text, "xroce: process "+itoa(engine.command.Process.Pid)+" has ended during the capture of veth0\n")
-	}
-	require.Contains(t, text, itoa(len(c.Packets))+" packets captured, ")
+	require.Regexp(t, "^xroce: process "+itoa(a.command.Process.Pid)+" has ended during the capture of veth0\n"+
+		itoa(len(c.Packets))+" packets captured, \\d+ left out\n$", text)
 	require.Len(t, c.Interfaces, 2)
 	var packet roce.Packet
 	for _, got := range c.Packets {

@@ -57,25 +57,28 @@ var mayKnow = map[string]struct {
 	rooms    []string
 	standard bool
 }{
-	"roce":           {standard: true},
-	"roce/memory":    {rooms: []string{"roce"}, standard: true},
-	"roce/queue":     {rooms: []string{"roce"}, standard: true},
-	"roce/transport": {rooms: []string{"roce", "roce/memory", "roce/queue"}, standard: true},
-	"roce/link":      {rooms: []string{"roce"}, standard: true},
-	"roce/link/mem":  {rooms: []string{"roce", "roce/link"}},
-	"roce/link/xdp":  {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns"}},
-	"roce/link/loop": {standard: true},
+	"roce":              {standard: true},
+	"roce/memory":       {rooms: []string{"roce"}, standard: true},
+	"roce/queue":        {rooms: []string{"roce"}, standard: true},
+	"roce/transport":    {rooms: []string{"roce", "roce/memory", "roce/queue"}, standard: true},
+	"roce/link":         {rooms: []string{"roce"}, standard: true},
+	"roce/link/mem":     {rooms: []string{"roce", "roce/link"}},
+	"roce/link/xdp":     {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns"}},
+	"roce/link/loop":    {standard: true},
+	"roce/link/capture": {rooms: []string{"roce"}, standard: true},
 	"roce/driver": {rooms: []string{
-		"roce", "roce/link", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
+		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
 	}},
 	"xsk":              {},
 	"bpf":              {},
 	"internal/netns":   {},
+	"internal/pcapng":  {standard: true},
 	"internal/control": {rooms: []string{"internal/jsonline"}},
 	"hack/rawprobe":    {}, // measures what the others are measured against
 	"verbs": {rooms: []string{
-		"roce", "roce/link", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue", "roce/transport", "roce/driver",
-		"xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
+		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue",
+		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
+		"internal/pcapng",
 	}},
 }
 
@@ -117,7 +120,7 @@ func isStandard(path string) bool {
 }
 
 // passive are the rooms without goroutines, clock and sockets: a run is a function of what goes in.
-var passive = []string{"roce", "roce/memory", "roce/queue", "roce/transport", "roce/link/loop"}
+var passive = []string{"roce", "roce/memory", "roce/queue", "roce/transport", "roce/link/loop", "roce/link/capture"}
 
 var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
 

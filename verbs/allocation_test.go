@@ -5,6 +5,7 @@ package verbs_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"runtime"
 	"testing"
 
@@ -20,6 +21,7 @@ import (
 // both ends, so that whatever is allocated is allocated by the data path.
 type stream struct {
 	t        testing.TB
+	device   *verbs.Device // of the sender, or of both
 	sender   *verbs.QP
 	receiver *verbs.QP
 	sends    *verbs.CQ
@@ -59,6 +61,9 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback, event
 			check(err)
 			t.Cleanup(func() { check(d.Close()) })
 			device = d
+			if i == 0 {
+				s.device = d
+			}
 		}
 		var err error
 		e := &sides[i]
@@ -163,6 +168,46 @@ func TestNoAllocation(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestNoAllocationWithCapture: a packet that is captured, or finds the buffer full, allocates nothing where it passes.
+func TestNoAllocationWithCapture(t *testing.T) {
+	s := newStream(t, verbs.WRRDMAWrite, 40_000, false, false)
+	s.run(500)
+	g := &gate{open: make(chan struct{}), entered: make(chan struct{})} // whatever the reader allocates is no matter here
+	capture, err := s.device.StartCapture(g, verbs.CaptureOptions{BufferSize: 1 << 20})
+	require.NoError(t, err)
+	<-g.entered
+	const count = 1000
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	s.run(count)
+	runtime.ReadMemStats(&after)
+	close(g.open)
+	require.Less(t, after.Mallocs-before.Mallocs, uint64(count/50))
+	stats, err := capture.Stop()
+	require.NoError(t, err)
+	require.Greater(t, stats.Packets, uint64(100))
+	require.NotZero(t, stats.LeftOut)
+}
+
+// BenchmarkCapture is BenchmarkStream of WRITEs while the sender's packets are captured, into nothing.
+func BenchmarkCapture(b *testing.B) {
+	for _, size := range []int{8, 4096, 65536} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			s := newStream(b, verbs.WRRDMAWrite, size, false, false)
+			capture, err := s.device.StartCapture(io.Discard, verbs.CaptureOptions{})
+			require.NoError(b, err)
+			s.run(500)
+			b.SetBytes(int64(size))
+			b.ResetTimer()
+			s.run(b.N)
+			b.StopTimer()
+			stats, err := capture.Stop()
+			require.NoError(b, err)
+			b.ReportMetric(float64(stats.LeftOut)/float64(stats.Packets+stats.LeftOut)*100, "%left-out")
+		})
 	}
 }
 

@@ -87,20 +87,22 @@ func (d *Device) serveControl() {
 		d.control, err = control.Serve(folder, d.Name(), d.answer)
 	}
 	if err != nil {
-		slog.Warn("xroce stat will not see this device: no control socket", "device", d.Name(), "error", err)
+		slog.Warn("xroce stat and capture will not see this device: no control socket", "device", d.Name(), "error", err)
 	}
 }
 
 // answer is the control.Handler of the device.
-func (d *Device) answer(_ context.Context, request control.Request, out io.Writer) error {
+func (d *Device) answer(ctx context.Context, request control.Request, out io.Writer) error {
 	var s driver.Snapshot
 	switch request.Want {
 	case WantSnapshot:
 		s = d.driver.Snapshot()
 	case WantCounters:
 		s = d.driver.SnapshotCounters()
+	case WantCapture:
+		return d.answerCapture(ctx, request, out)
 	default:
-		return fmt.Errorf("%w: want %q, there are %q and %q", ErrInvalid, request.Want, WantSnapshot, WantCounters)
+		return fmt.Errorf("%w: want %q, there are %q, %q and %q", ErrInvalid, request.Want, WantSnapshot, WantCounters, WantCapture)
 	}
 	return json.NewEncoder(out).Encode(newSnapshot(s))
 }

@@ -16,6 +16,7 @@ type Device struct {
 	driver           *driver.Device
 	control          *control.Server // or nil
 	regions, windows count
+	captures         sync.WaitGroup
 
 	mu      sync.Mutex
 	domains int
@@ -46,11 +47,24 @@ func (d *Device) check() error {
 	return nil
 }
 
-// Close closes the device. It fails with ErrInUse while objects exist.
+// Close closes the device. It fails with ErrInUse while objects exist. Captures are completed first, as fast as their
+// writers take it.
 func (d *Device) Close() error {
 	if err := d.check(); err != nil {
 		return err
 	}
+	if err := d.closeDriver(); err != nil {
+		return err
+	}
+	var err error
+	if d.control != nil {
+		err = d.control.Close()
+	}
+	d.captures.Wait() // they end with the driver
+	return err
+}
+
+func (d *Device) closeDriver() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.domains > 0 {
@@ -60,9 +74,6 @@ func (d *Device) Close() error {
 		return err
 	}
 	d.closed = true
-	if d.control != nil {
-		return d.control.Close()
-	}
 	return nil
 }
 

@@ -1,5 +1,5 @@
 // Command xroce shows and uses RoCEv2 over AF_XDP: a demonstration on one machine, a list of the network devices
-// that can serve, and a ping-pong test between two machines.
+// that can serve, a ping-pong test between two machines, and what the processes that serve devices do.
 package main
 
 import (
@@ -25,6 +25,7 @@ type commandLine struct {
 	Features featuresCommand  `cmd:"" help:"List what this machine's kernel has of what is needed."`
 	Pingpong pingpongCommand  `cmd:"" help:"Measure the round trip between two machines, like ibv_rc_pingpong."`
 	Stat     statCommand      `cmd:"" help:"Show what the processes of this machine that serve devices do."`
+	Capture  captureCommand   `cmd:"" help:"Write the packets of processes that serve devices for Wireshark, drops and resends marked."`
 	Version  kong.VersionFlag `help:"Print the version."`
 
 	DemoActive  demoActiveCommand  `cmd:"" hidden:""`

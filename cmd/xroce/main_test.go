@@ -156,6 +156,18 @@ func TestFlagErrors(t *testing.T) {
 		{"stat --interval 1ms", "--interval 1ms is below 10ms"},
 		{"stat", "no process serves a device"},
 		{"stat -i eth7", "no process serves eth7: there is no control socket of one in"},
+		{"capture", "--write"},
+		{"capture -w x -i eth7", "no process serves eth7: there is no control socket of one in"},
+		{"capture -w x --qpn 0x1000000", "0x1000000"},
+		{"capture -w x --qpn 0", "QPN 0x0 is not in"},
+		{"capture -w x --opcode RC_SENT", "no opcode is called \"RC_SENT\""},
+		{"capture -w x -c -1", "--count"},
+		{"capture -w x --duration=-1s", "--duration -1s is below 0"},
+		{"capture -w x -s -1", "--snaplen"},
+		{"capture -w x -W 3", "-W/--rotate-files needs -C/--rotate-size"},
+		{"capture -w - -C 3", "-C/--rotate-size needs a file to write to"},
+		{"capture -w x --rotate-size=-1", "-C/--rotate-size -1 is not in"},
+		{"capture -w x -B 1000000", "buffer of 1024000000 bytes is not in"},
 		{"demo-active", "this command is for xroce demo"},
 	} {
 		requireWrongUse(t, nil, strings.Fields(c.line), c.word)

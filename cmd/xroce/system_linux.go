@@ -38,5 +38,11 @@ func inheritedSocket(descriptor uintptr) (net.Conn, error) {
 	return connection, nil
 }
 
+// terminal says whether a file is one.
+func terminal(file *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}
+
 // ownGroup keeps a terminal's ^C away from a child: its parent ends it.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

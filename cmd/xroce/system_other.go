@@ -18,4 +18,6 @@ func socketPair() (a, b *os.File, err error) { return nil, nil, netns.ErrNotSupp
 
 func inheritedSocket(uintptr) (net.Conn, error) { return nil, netns.ErrNotSupported }
 
+func terminal(*os.File) bool { return false }
+
 func ownGroup() *syscall.SysProcAttr { return nil }

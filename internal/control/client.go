@@ -83,11 +83,19 @@ func Get(ctx context.Context, path, want string, into any) error {
 	if len(answer) == 0 {
 		return fmt.Errorf("%s: %w", path, io.ErrUnexpectedEOF)
 	}
-	var refusal failure
-	if err := json.Unmarshal(answer, &refusal); err == nil && refusal.Error != "" {
-		return fmt.Errorf("%s: %s", path, refusal.Error)
+	if refused := Refusal(answer); refused != nil {
+		return fmt.Errorf("%s: %w", path, refused)
 	}
 	return json.Unmarshal(answer, into)
+}
+
+// Refusal is the error that an answer consists of; nil if it is another answer.
+func Refusal(answer []byte) error {
+	var refusal failure
+	if err := json.Unmarshal(answer, &refusal); err == nil && refusal.Error != "" {
+		return errors.New(refusal.Error)
+	}
+	return nil
 }
 
 // Open sends a request and returns the connection, on which the answer comes.

@@ -15,8 +15,9 @@ import (
 	"github.com/xroce/xroce/internal/jsonline"
 )
 
-// Handler writes the answer to a request. The context ends when the server is closed; a write fails when the client is
-// gone or does not read. An error is told to the client if nothing was written yet.
+// Handler writes the answer to a request. The context ends when the server is closed, and when the client is gone or has
+// shut down its end; a write fails when the client is gone or does not read. After a close of the server there is a
+// moment for last words. An error is told to the client if nothing was written yet.
 type Handler func(ctx context.Context, request Request, answer io.Writer) error
 
 // Server answers at one socket.
@@ -100,16 +101,29 @@ func (s *Server) accept() {
 }
 
 func (s *Server) answer(connection net.Conn) {
+	c := &conversation{connection: connection, patience: answerTime}
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	defer connection.Close()
-	defer context.AfterFunc(s.ctx, func() { _ = connection.Close() })()
+	defer context.AfterFunc(s.ctx, c.end)()
 	var request Request
-	_ = connection.SetReadDeadline(time.Now().Add(requestTime))
+	c.readWithin(requestTime)
 	if err := jsonline.Read(connection, &request); err != nil {
 		return
 	}
-	out := &patient{connection: connection}
-	if err := s.handler(s.ctx, request, out); err != nil && !out.written {
-		_ = json.NewEncoder(out).Encode(failure{Error: err.Error()})
+	c.readWithin(0)
+	if request.Stream {
+		c.setPatience(0)
+	}
+	ctx, enough := context.WithCancel(s.ctx)
+	defer enough()
+	watching.Go(func() {
+		_, _ = io.Copy(io.Discard, connection) // until the client is gone or has shut down its end
+		c.setPatience(answerTime)
+		enough()
+	})
+	if err := s.handler(ctx, request, c); err != nil && !c.written {
+		_ = json.NewEncoder(c).Encode(failure{Error: err.Error()})
 	}
 }
 
@@ -118,16 +132,64 @@ type failure struct {
 	Error string `json:"error"`
 }
 
-// patient gives the client its time for every write.
-type patient struct {
+// conversation gives the client its time for every write.
+type conversation struct {
 	connection net.Conn
 	written    bool
+
+	mu       sync.Mutex
+	patience time.Duration // 0 is without end
+	ending   bool
 }
 
-func (p *patient) Write(b []byte) (int, error) {
-	p.written = true
-	if err := p.connection.SetWriteDeadline(time.Now().Add(answerTime)); err != nil {
+func (c *conversation) Write(b []byte) (int, error) {
+	c.written = true
+	c.mu.Lock()
+	err := c.renew()
+	c.mu.Unlock()
+	if err != nil {
 		return 0, err
 	}
-	return p.connection.Write(b)
+	return c.connection.Write(b)
+}
+
+// setPatience changes the time for a write, also for one under way.
+func (c *conversation) setPatience(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.patience = d
+	_ = c.renew() // of no use on a connection that is closed
+}
+
+// renew sets the deadline for a write that begins now.
+func (c *conversation) renew() error {
+	switch {
+	case c.ending:
+		return nil
+	case c.patience == 0:
+		return c.connection.SetWriteDeadline(time.Time{})
+	}
+	return c.connection.SetWriteDeadline(time.Now().Add(c.patience))
+}
+
+// readWithin bounds the time for what the client says; 0 does not.
+func (c *conversation) readWithin(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := time.Time{}
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	if !c.ending {
+		_ = c.connection.SetReadDeadline(at) // of no use on a connection that is closed
+	}
+}
+
+// end leaves a moment for last words, and hears nothing any more.
+func (c *conversation) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending = true
+	_ = c.connection.SetReadDeadline(time.Now())
+	_ = c.connection.SetWriteDeadline(time.Now().Add(lastTime))
 }

@@ -92,6 +92,9 @@ func TestFull(t *testing.T) {
 func TestTshark(t *testing.T) {
 	tshark, err := exec.LookPath("tshark")
 	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("this test must run tshark in CI, and cannot: ", err)
+		}
 		t.Log("not compared: ", err)
 		return
 	}

@@ -119,6 +119,14 @@ func (g *Program) drawFaults(worst float64) mem.Faults {
 	return f
 }
 
+// Devices are the two devices, as long as the program runs.
+func (g *Program) Devices() (devices [2]*verbs.Device) {
+	for i, e := range g.ends {
+		devices[i] = e.device
+	}
+	return devices
+}
+
 // Outcome is how a send request may end.
 type Outcome struct {
 	Opcode verbs.WROpcode

@@ -64,6 +64,7 @@ type Device struct {
 	gids    gids
 
 	follower follower
+	captures captures
 
 	events    backlog[AsyncEvent]
 	ownEvents eventState    // of the device itself

@@ -74,17 +74,15 @@ func (s *Shard) drainInboxes(now transport.Time) {
 	for _, b := range *s.inboxes.Load() {
 		// What comes in meanwhile is for the next turn.
 		for range b.ring.Waiting() {
-			reason := s.packet.Parse(b.ring.Front())
+			var q *QP
+			segments := b.ring.Front()
+			reason := s.packet.Parse(segments)
 			if reason == roce.DropNone {
-				if q := s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
+				if q = s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
 					reason = roce.DropUnknownQPN
-				} else {
-					s.engine.Receive(now, q.transport, &s.packet)
 				}
 			}
-			if reason != roce.DropNone {
-				s.engine.Counters().Drops[reason]++
-			}
+			s.process(now, q, reason, segments)
 			b.ring.Release()
 		}
 		if b.ring.Starved() {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/link/capture"
 	"github.com/xroce/xroce/roce/link/loop"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
@@ -72,6 +73,8 @@ type Shard struct {
 	waste  []byte         // where frames are written that go nowhere
 	wasted bool           // the transmitter lent it last
 	closed bool
+	taps   []*capture.Buffer // of the captures that are on (capture.go)
+	sent   [1][]byte         // of the packet that is shown to them
 
 	hasFired atomic.Bool // fired is not empty
 	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
@@ -267,36 +270,48 @@ func (s *Shard) turn() (r turnResult) {
 
 // receive lets the transport process a frame, or hands it to the shard where its QP is at home.
 func (s *Shard) receive(now transport.Time, segments [][]byte) {
-	p := &s.packet
-	if reason := p.ParseHeaders(segments); reason != roce.DropNone {
-		s.engine.Counters().Drops[reason]++
-		return
-	}
-	q := s.device.numbers.find(p.DestinationQPN)
-	if q == nil {
-		s.engine.Counters().Drops[roce.DropUnknownQPN]++
-		return
-	}
-	if q.within.Load() {
-		s.engine.Counters().Drops[roce.DropAddressMismatch]++
-		return
-	}
-	home := q.home.Load()
-	if home != s {
-		if home.inboxFrom(s).ring.Put(segments) {
+	q, reason := s.lookUp(segments)
+	if reason == roce.DropNone {
+		if home := q.home.Load(); home == s {
+			// Nothing may change because of a packet whose ICRC is wrong.
+			reason = s.packet.CheckICRC(segments)
+		} else if home.inboxFrom(s).ring.Put(segments) {
 			s.engine.Counters().HandedOver++
 			s.hand(home)
+			return
 		} else {
-			s.engine.Counters().Drops[roce.DropInboxFull]++
+			reason = roce.DropInboxFull
 		}
-		return
 	}
-	// Nothing may change because of a packet whose ICRC is wrong.
-	if reason := p.CheckICRC(segments); reason != roce.DropNone {
+	s.process(now, q, reason, segments)
+}
+
+// lookUp finds the QP that a frame is for. Its headers are in packet then.
+func (s *Shard) lookUp(segments [][]byte) (*QP, roce.DropReason) {
+	if reason := s.packet.ParseHeaders(segments); reason != roce.DropNone {
+		return nil, reason
+	}
+	q := s.device.numbers.find(s.packet.DestinationQPN)
+	switch {
+	case q == nil:
+		return nil, roce.DropUnknownQPN
+	case q.within.Load():
+		return q, roce.DropAddressMismatch
+	}
+	return q, roce.DropNone
+}
+
+// process lets the transport process the packet of a frame, unless there is a reason to drop it.
+func (s *Shard) process(now transport.Time, q *QP, reason roce.DropReason, segments [][]byte) {
+	duplicate := false
+	if reason == roce.DropNone {
+		reason, duplicate = s.engine.Receive(now, q.transport, &s.packet)
+	} else {
 		s.engine.Counters().Drops[reason]++
-		return
 	}
-	s.engine.Receive(now, q.transport, p)
+	if len(s.taps) > 0 {
+		s.captureReceived(now, q, reason, duplicate, segments)
+	}
 }
 
 // kick makes the link send what was published. It needs no lock of the shard, and one caller at a time is enough: who

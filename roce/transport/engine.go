@@ -12,6 +12,23 @@ type Transmitter interface {
 	Commit(length int)
 }
 
+// Tap is shown every packet that is sent.
+type Tap interface {
+	// Sent is called before the packet is committed. It may look at the frame and the QP during the call only.
+	Sent(p SentPacket)
+}
+
+// SentPacket is a packet as it leaves.
+type SentPacket struct {
+	Time   Time
+	QP     *QP
+	Opcode roce.Opcode
+	Frame  []byte // complete, with its ICRC
+	// Again says that it was sent before: one of Counters.Retransmitted, or a response that the peer asked for again.
+	Again bool
+	By    Transmitter
+}
+
 // quantum is how many frames one QP may emit before the next ready QP gets its turn: long enough to keep one
 // QP's data in cache, short enough that no QP waits for a whole message of another. Half an emit budget; not measured.
 const quantum = 16
@@ -26,6 +43,11 @@ type Engine struct {
 
 	timers   timerHeap
 	counters Counters
+
+	tap Tap // or nil
+	// Of the packet that is being received: why it was dropped, and whether it is a request that was executed before.
+	dropped   roce.DropReason
+	duplicate bool
 }
 
 // NewEngine makes an engine whose accesses to user memory go through user.
@@ -34,17 +56,21 @@ func NewEngine(user *memory.User) *Engine { return &Engine{memory: user} }
 // Counters returns the counts of all QPs of the engine since it was made. The caller may add to them.
 func (e *Engine) Counters() *Counters { return &e.counters }
 
+// SetTap has a Tap shown what is sent from now on; nil ends that.
+func (e *Engine) SetTap(t Tap) { e.tap = t }
+
 // Receive processes a packet for qp, one that Packet.Parse has accepted. The packet is only looked at during the
-// call.
-func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
+// call. It returns why the packet was dropped, DropNone if it was of use, and whether it is a request that was executed before.
+func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) (dropped roce.DropReason, duplicate bool) {
 	e.now = now
 	for _, c := range qp.counts {
 		c.ReceivedPackets++
 		c.ReceivedBytes += uint64(p.PayloadLength)
 	}
+	e.dropped, e.duplicate = roce.DropNone, false
 	if reason := qp.admit(p); reason != roce.DropNone {
 		qp.drop(reason)
-		return
+		return reason, false
 	}
 	for _, c := range qp.counts {
 		c.ReceivedOpcodes[p.Opcode&opcodeMask]++
@@ -54,6 +80,7 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
 	} else {
 		qp.receiveResponse(p)
 	}
+	return e.dropped, e.duplicate
 }
 
 // Ready marks a QP that may have something to do: work was posted, or its state was changed.

@@ -69,6 +69,7 @@ type QP struct {
 	counters  Counters
 	counts    [2]*Counters // where what the QP does is counted: its own counters, and its engine's
 	laidOut   roce.Opcode  // of the packet that was written last
+	again     bool         // it was sent before
 
 	// preferRequest alternates between requests and responses, so that neither starves the other.
 	preferRequest bool
@@ -107,6 +108,9 @@ func (q *QP) Principal() *memory.Principal { return q.principal }
 
 // QPN is the QP's number.
 func (q *QP) QPN() roce.QPN { return q.config.QPN }
+
+// DestinationQPN is the number of the peer, 0 before RTR.
+func (q *QP) DestinationQPN() roce.QPN { return q.attrs.DestinationQPN }
 
 // State is the QP's state. It may be called from any goroutine.
 func (q *QP) State() State { return State(q.shared.Load()) }
@@ -280,6 +284,11 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 			return sent, false
 		}
 		q.preferRequest = !q.preferRequest
+		if tap := q.engine.tap; tap != nil {
+			tap.Sent(SentPacket{
+				Time: q.engine.now, QP: q, Opcode: q.laidOut, Frame: buffer[:n], Again: q.again, By: transmit,
+			})
+		}
 		transmit.Commit(n)
 		for _, c := range q.counts {
 			c.SentPackets++
@@ -317,7 +326,7 @@ func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
 	fields.MigReq = true
 	fields.PadCount = uint8(pad)
 	fields.Put(frame[start:])
-	q.laidOut = fields.Opcode
+	q.laidOut, q.again = fields.Opcode, false
 	clear(frame[body+payload : body+payload+pad])
 	return packet{frame: frame, extension: frame[start+roce.BTHLength : body], payload: frame[body : body+payload]}
 }

@@ -346,6 +346,7 @@ func (q *QP) advance(w *work, packets uint64) {
 		for _, c := range q.counts {
 			c.Retransmitted++
 		}
+		q.again = true
 	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
 		r.credits.sentFreely()
 	}

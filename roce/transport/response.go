@@ -73,6 +73,7 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 			return 0
 		}
 	}
+	q.again = s.next < s.sent
 	s.next++
 	s.sent = max(s.sent, s.next)
 	if !s.due() {

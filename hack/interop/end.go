@@ -25,6 +25,7 @@ type end struct {
 	input   io.WriteCloser
 	answers chan answer
 	log     *os.File
+	killed  bool
 }
 
 // errDead says that an end is gone, or does not answer any more.
@@ -43,7 +44,7 @@ func (e *end) open(logs string) (information string, err error) {
 	if e.log, err = os.OpenFile(logs+"/"+e.name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 		return "", err
 	}
-	e.cmd = e.start()
+	e.cmd, e.killed = e.start(), false
 	e.cmd.Stderr = e.log
 	if e.input, err = e.cmd.StdinPipe(); err != nil {
 		return "", err
@@ -93,6 +94,7 @@ func (e *end) do(c command) (a answer, err error) {
 
 // kill ends the process as a crash would.
 func (e *end) kill() {
+	e.killed = true
 	_ = e.cmd.Process.Kill()
 	for range e.answers {
 	}

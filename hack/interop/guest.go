@@ -209,6 +209,10 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	if err == nil {
 		err = run()
 	}
+	capture.stop(err != nil)
+	if err != nil && c != nil {
+		err = blame(*c, err)
+	}
 	r := result{Kind: kind, Name: name, Cell: c, Outcome: works}
 	if err != nil {
 		r.Outcome, r.Detail = outcomeOf(err), err.Error()
@@ -220,25 +224,27 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	if cleanErr := g.clean(); cleanErr != nil && err == nil {
 		r.Outcome, r.Detail = fails, cleanErr.Error()
 	}
-	folder := ""
 	if r.Outcome == fails {
-		folder = filepath.Join(results, fmt.Sprintf("failure-%03d", g.failures))
+		folder := filepath.Join(results, fmt.Sprintf("failure-%03d", g.failures))
 		g.failures++
 		_ = os.MkdirAll(folder, 0o755)
 		_ = os.WriteFile(filepath.Join(folder, "cell"), []byte(name+"\n"+r.Detail+"\n"+counters), 0o644)
+		_ = shell("cp", captureFile, folder)
 	}
-	capture.stop(folder)
 	g.add(r, begin)
 }
 
 // clean destroys the queue pairs, and starts an end anew that is dead.
 func (g *guest) clean() (err error) {
 	for _, e := range []*end{g.left, g.right} {
+		killed := e.killed
 		_, failed := e.do(command{Do: "destroy"})
 		if errors.Is(failed, errDead) {
 			e.kill()
 			_, opened := e.open(results)
-			failed = errors.Join(failed, opened)
+			if failed = errors.Join(failed, opened); killed {
+				failed = opened
+			}
 		}
 		err = errors.Join(err, failed)
 	}
@@ -264,11 +270,6 @@ func outcomeOf(err error) string {
 	}
 	return fails
 }
-
-// rxeFault is an error that is rdma_rxe's, with the evidence.
-type rxeFault struct{ evidence string }
-
-func (r *rxeFault) Error() string { return r.evidence }
 
 func (g *guest) add(r result, begin time.Time) {
 	r.Seconds = time.Since(begin).Seconds()
@@ -327,35 +328,4 @@ func (g *guest) setLoss(loss string) error {
 		err = errors.Join(err, shell("tc", append([]string{"qdisc", "add", "dev", device, "root", "netem", "limit", "10000"}, netem[loss]...)...))
 	}
 	return err
-}
-
-const captureFile = "/tmp/capture.pcap"
-
-// capture is a running tcpdump. It sees what rdma_rxe sends after the emulator has had it, and what it is sent before.
-type capture struct{ cmd *exec.Cmd }
-
-func startCapture() *capture {
-	c := &capture{exec.Command("tcpdump", "-i", "v0", "-s", "128", "-B", "16384", "-Z", "root", "-w", captureFile, "udp")}
-	errors, err := c.cmd.StderrPipe()
-	if err != nil || c.cmd.Start() != nil {
-		return &capture{}
-	}
-	buffer := make([]byte, 256)
-	_, _ = errors.Read(buffer) // it says that it listens
-	return c
-}
-
-// stop ends the capture, and keeps it if folder is not empty.
-func (c *capture) stop(folder string) {
-	if c.cmd == nil {
-		return
-	}
-	if folder != "" {
-		time.Sleep(300 * time.Millisecond) // the kernel hands packets over by the block
-	}
-	_ = c.cmd.Process.Signal(os.Interrupt)
-	_ = c.cmd.Wait()
-	if folder != "" {
-		_ = shell("cp", captureFile, folder)
-	}
 }

@@ -20,7 +20,7 @@ OPCODE = {'SEND': e.IBV_WR_SEND, 'SEND with immediate': e.IBV_WR_SEND_WITH_IMM, 
           'WRITE': e.IBV_WR_RDMA_WRITE, 'WRITE with immediate': e.IBV_WR_RDMA_WRITE_WITH_IMM, 'READ': e.IBV_WR_RDMA_READ,
           'compare-and-swap': e.IBV_WR_ATOMIC_CMP_AND_SWP, 'fetch-and-add': e.IBV_WR_ATOMIC_FETCH_AND_ADD}
 STATES = {e.IBV_QPS_RESET: 'RESET', e.IBV_QPS_INIT: 'INIT', e.IBV_QPS_RTR: 'RTR', e.IBV_QPS_RTS: 'RTS', e.IBV_QPS_SQD: 'SQD',
-          e.IBV_QPS_SQE: 'SQE', e.IBV_QPS_ERR: 'ERROR'}
+          e.IBV_QPS_SQE: 'SQE', e.IBV_QPS_ERR: 'ERR'}
 # rdma_rxe hands on the kernel's bit (IB_WC_WITH_INVALIDATE, rdma/ib_verbs.h), which is another one than that of libibverbs
 # (IBV_WC_WITH_INV, infiniband/verbs.h).
 WITH_INVALIDATE = 1 << 2 | e.IBV_WC_WITH_INV
@@ -132,7 +132,7 @@ class Peer:
             if self.special:
                 self.post_special(i, r)
                 continue
-            sg = [SGE(self.mr.buf + r['at'], r['length'], self.mr.lkey)] if r['length'] else []
+            sg = [SGE(self.mr.buf + r['at'], r['length'], self.mr.lkey)]  # pyverbs wants one, of no length if need be
             op = OPCODE[r['operation']]
             wr = SendWR(wr_id=i, opcode=op, num_sge=len(sg), sg=sg, send_flags=e.IBV_SEND_SIGNALED)
             if op in (e.IBV_WR_SEND_WITH_IMM, e.IBV_WR_RDMA_WRITE_WITH_IMM):

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -52,39 +51,86 @@ func (r *rxeFault) Error() string { return r.evidence }
 // blame looks into the capture of a cell that has failed for what rdma_rxe is known to do wrong there. Without evidence of that
 // the error stays what it is.
 func blame(c cell, err error) error {
-	if said := (*endError)(nil); errors.As(err, &said) || c.Operation != opAtomicWrite || c.Requester != "rxe" || c.Loss == losses[0] {
+	if said := (*endError)(nil); errors.As(err, &said) || c.Loss == losses[0] {
 		return err
 	}
-	f, openErr := os.Open(captureFile)
-	if openErr != nil {
-		return err
-	}
-	defer f.Close()
-	if n := nowhere(f); n > 0 {
-		return &rxeFault{fmt.Sprintf("rdma_rxe sends an atomic write again with address 0 in its RETH (%d packets in the capture), "+
-			"which is refused: req_retry of rxe_req.c restores the address of READ, WRITE and the older atomics only", n)}
+	packets := readCapture()
+	switch {
+	case c.Operation == opAtomicWrite && c.Requester == "rxe":
+		if n := nowhere(packets); n > 0 {
+			return &rxeFault{fmt.Sprintf("rdma_rxe sends an atomic write again with address 0 in its RETH (%d packets in the capture), "+
+				"which is refused", n)}
+		}
+	case c.Operation == opRead && c.Requester == "xroce" && c.Size == 0:
+		if n := unanswered(packets); n >= 7 {
+			return &rxeFault{fmt.Sprintf("rdma_rxe does not answer a READ of 0 bytes that is sent again: the same request %d times in "+
+				"the capture, and no response after the second one", n)}
+		}
 	}
 	return err
 }
 
-// nowhere is the number of atomic writes in a capture whose RETH has address 0.
-func nowhere(capture io.Reader) (count int) {
-	reader, err := pcapgo.NewReader(capture)
+// packet is what a capture shows of a packet: BTH and what follows.
+type packet struct {
+	opcode roce.Opcode
+	psn    uint32
+	rest   []byte
+}
+
+func readCapture() (packets []packet) {
+	f, err := os.Open(captureFile)
 	if err != nil {
-		return 0
+		return nil
+	}
+	defer f.Close()
+	reader, err := pcapgo.NewReader(f)
+	if err != nil {
+		return nil
 	}
 	for {
 		frame, _, err := reader.ReadPacketData()
 		if err != nil {
-			return count
+			return packets
 		}
 		const ethernet, udp, bth = 14, 8, 12
 		header := ethernet + 20 + udp
 		if len(frame) > ethernet && frame[ethernet]>>4 == 6 {
 			header = ethernet + 40 + udp
 		}
-		if len(frame) >= header+bth+8 && frame[header] == byte(roce.RCAtomicWrite) && binary.BigEndian.Uint64(frame[header+bth:]) == 0 {
+		if len(frame) < header+bth+8 {
+			continue
+		}
+		packets = append(packets, packet{
+			roce.Opcode(frame[header]), binary.BigEndian.Uint32(frame[header+8:]) & 0xffffff, frame[header+bth:],
+		})
+	}
+}
+
+// nowhere is the number of atomic writes whose RETH has address 0.
+func nowhere(packets []packet) (count int) {
+	for _, p := range packets {
+		if p.opcode == roce.RCAtomicWrite && binary.BigEndian.Uint64(p.rest) == 0 {
 			count++
 		}
 	}
+	return count
+}
+
+// unanswered is how often a READ was asked for of whose PSN there is no response after it was asked for the second time.
+func unanswered(packets []packet) (most int) {
+	asked := map[uint32]int{}
+	for _, p := range packets {
+		switch p.opcode {
+		case roce.RCReadRequest:
+			asked[p.psn]++
+		case roce.RCReadResponseOnly:
+			if asked[p.psn] > 1 {
+				asked[p.psn] = -1 << 16
+			}
+		}
+	}
+	for _, n := range asked {
+		most = max(most, n)
+	}
+	return most
 }

@@ -25,6 +25,7 @@ const (
 
 // plan is what a guest is to do, in a file.
 type plan struct {
+	NIC    string `json:"nic"`    // the model, or empty
 	Layout string `json:"layout"` // veth, or nics for eth0 and eth1 of the machine
 	NetMTU int    `json:"net_mtu"`
 	Left   string `json:"left"`  // what is at v0: rxe, or xroce
@@ -56,6 +57,10 @@ type result struct {
 // report is what a guest leaves in results.json.
 type report struct {
 	Kernel  string   `json:"kernel"`
+	Layout  string   `json:"layout"`
+	NIC     string   `json:"nic"`
+	Left    string   `json:"left"`
+	Copy    string   `json:"copy"`
 	Results []result `json:"results"`
 }
 
@@ -88,6 +93,7 @@ func (c *guestCommand) Run() (err error) {
 		return err
 	}
 	g.report.Kernel = strings.TrimSpace(string(release))
+	g.report.Layout, g.report.NIC, g.report.Left, g.report.Copy = g.plan.Layout, g.plan.NIC, g.plan.Left, g.plan.Copy
 	if err := writePattern(g.plan.Bulk != ""); err != nil {
 		return err
 	}
@@ -98,6 +104,9 @@ func (c *guestCommand) Run() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.save()) }()
+	if g.plan.Layout == "nics" {
+		time.Sleep(3 * time.Second) // igb takes that long until its link is up, and loses it again when a program is attached
+	}
 	if g.openEnds() {
 		g.runCells()
 		g.closeEnds()

@@ -21,9 +21,10 @@ import (
 )
 
 type commandLine struct {
-	Run   runCommand   `cmd:"" default:"withargs" help:"Run the matrix in a virtual machine (the default)."`
-	Guest guestCommand `cmd:"" hidden:"" help:"Within the machine."`
-	Peer  peerCommand  `cmd:"" hidden:"" help:"The end made of xroce."`
+	Run    runCommand    `cmd:"" default:"withargs" help:"Run the matrix in a virtual machine (the default)."`
+	Report reportCommand `cmd:"" help:"Make docs/interop.md of the results that runs have left."`
+	Guest  guestCommand  `cmd:"" hidden:"" help:"Within the machine."`
+	Peer   peerCommand   `cmd:"" hidden:"" help:"The end made of xroce."`
 }
 
 func main() {

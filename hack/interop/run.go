@@ -27,13 +27,12 @@ type runCommand struct {
 	Full    bool          `help:"All cells instead of a covering selection."`
 	Parts   []string      `default:"cells,faults" help:"What to run: cells, faults, bulk, speed."`
 	Only    string        `placeholder:"TEXT" help:"Only cells whose description contains this."`
-	NIC     string        `placeholder:"MODEL" help:"xroce in zero copy on two network devices of this model instead: virtio, igb."`
+	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb."`
 	Left    string        `default:"rxe" enum:"rxe,xroce" help:"What is at the other end: rxe or xroce."`
 	Copy    string        `default:"" help:"Ask xroce for copy or zero copy: copy, zero."`
 	NetMTU  int           `name:"netdev-mtu" default:"9000" help:"MTU of the network devices."`
 	Keep    string        `default:"bin/interop-results" help:"Folder for results, logs, and captures of cells that fail."`
 	Limit   time.Duration `default:"20m" help:"Time limit of a machine."`
-	Write   string        `placeholder:"FILE" help:"Write the document."`
 }
 
 // Run boots a machine for each kernel.
@@ -59,7 +58,7 @@ func (c *runCommand) Run(ctx context.Context) error {
 }
 
 func (c *runCommand) plan() plan {
-	p := plan{Layout: "veth", NetMTU: c.NetMTU, Left: c.Left, Copy: c.Copy}
+	p := plan{NIC: c.NIC, Layout: "veth", NetMTU: c.NetMTU, Left: c.Left, Copy: c.Copy}
 	if c.NIC != "" {
 		p.Layout = "nics"
 	}
@@ -131,7 +130,11 @@ func (c *runCommand) boot(ctx context.Context, kernel string) (*report, error) {
 	if err := os.WriteFile(script, []byte("cp interop /tmp/ && exec /tmp/interop guest plan.json\n"), 0o644); err != nil {
 		return nil, err
 	}
-	folder := filepath.Join(c.Keep, version)
+	name := "veth"
+	if c.NIC != "" {
+		name, _, _ = strings.Cut(c.NIC, ",")
+	}
+	folder := filepath.Join(c.Keep, name+"-"+c.Left, version)
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
 		return nil, err
 	}

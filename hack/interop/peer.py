@@ -46,6 +46,10 @@ def gid_index(device, address):
     raise RuntimeError(f'{device} has no GID {address}')
 
 
+class Refused(Exception):
+    """rdma_rxe says that it does not have it."""
+
+
 class Peer:
     def __init__(self, pattern):
         with open(pattern, 'rb') as f:
@@ -60,13 +64,18 @@ class Peer:
         return {'information': 'rdma_rxe'}
 
     def create(self, c):
+        self.special = c.get('special')
+        if self.special:
+            # enum ib_uverbs_device_cap_flags, rdma/ib_user_ioctl_verbs.h; since Linux 6.2
+            capability = 1 << 38 if self.special == 'FLUSH' else 1 << 40
+            if not self.context.query_device_ex().device_cap_flags_ex & capability:
+                raise Refused(f'rdma_rxe of this kernel has no {self.special}')
         access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_MW_BIND
         for name in c.get('access') or []:
             access |= ACCESS[name]
         self.mr = MR(self.pd, c['length'], access)
         self.cq = CQ(self.context, 4 * DEPTH)
         cap = QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH, max_send_sge=1, max_recv_sge=1, max_inline_data=8)
-        self.special = c.get('special')
         if self.special:
             operations = e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_FLUSH
             init = QPInitAttrEx(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, pd=self.pd, sq_sig_all=0,
@@ -202,7 +211,7 @@ def main():
         try:
             a = getattr(peer, c['do'])(c) or {}
         except Exception as x:
-            refused = isinstance(x, PyverbsRDMAError) and getattr(x, 'error_code', None) in (errno.EOPNOTSUPP, errno.ENOSYS)
+            refused = isinstance(x, Refused) or isinstance(x, PyverbsRDMAError) and getattr(x, 'error_code', None) in (errno.EOPNOTSUPP, errno.ENOSYS)
             a = {'error': f'{type(x).__name__}: {x}'.strip(), 'refused': refused}
         print(json.dumps(a), flush=True)
 

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -109,6 +110,9 @@ func (t *tally) String() string {
 	return strings.Join(all, ", ")
 }
 
+// numbers are those in details that differ from cell to cell.
+var numbers = regexp.MustCompile(`0x[0-9a-f]+ at [0-9a-f.:]+[0-9a-f]|\b\d+ (packets|times)|all \d+`)
+
 // write prints the table, and then once each what the outcomes other than "works" say.
 func (t *table) write(w io.Writer, head string) {
 	if len(t.rows) == 0 {
@@ -116,6 +120,7 @@ func (t *table) write(w io.Writer, head string) {
 	}
 	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", head, strings.Join(t.kernels, " | "), strings.Repeat("---|", len(t.kernels)))
 	var said []string
+	where := map[string][]string{}
 	for _, row := range t.rows {
 		fmt.Fprintf(w, "| %s |", row)
 		for _, k := range t.kernels {
@@ -125,8 +130,11 @@ func (t *table) write(w io.Writer, head string) {
 				continue
 			}
 			for _, d := range x.details {
-				if d = row + ": " + d; !slices.Contains(said, d) {
+				if d = k + ": " + numbers.ReplaceAllString(d, "N"); !slices.Contains(said, d) {
 					said = append(said, d)
+				}
+				if !slices.Contains(where[d], row) {
+					where[d] = append(where[d], row)
 				}
 			}
 		}
@@ -134,7 +142,7 @@ func (t *table) write(w io.Writer, head string) {
 	}
 	fmt.Fprintln(w)
 	for _, s := range said {
-		fmt.Fprintf(w, "- %s\n", s)
+		fmt.Fprintf(w, "- %s (%s)\n", s, strings.Join(where[s], "; "))
 	}
 	if len(said) > 0 {
 		fmt.Fprintln(w)

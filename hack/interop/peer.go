@@ -25,10 +25,7 @@ type peerCommand struct {
 	Pattern string `arg:""`
 }
 
-const (
-	queueDepth   = 256
-	maxInvisible = 8 // bytes of a word
-)
+const queueDepth = 256
 
 // peer is one open device with at most one queue pair and its region.
 type peer struct {
@@ -161,7 +158,7 @@ func (p *peer) create(c *command) (*endpoint, error) {
 		return nil, err
 	}
 	p.qp, err = p.pd.CreateQP(verbs.QPInitAttr{
-		SendCQ: p.cq, RecvCQ: p.cq, Cap: verbs.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxInline: maxInvisible},
+		SendCQ: p.cq, RecvCQ: p.cq, Cap: verbs.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth},
 	})
 	if err != nil {
 		return nil, err
@@ -195,7 +192,6 @@ func (p *peer) connect(c *command) error {
 		return err
 	}
 	e.QPN, e.PSN, e.MTU, e.RDAtomic = verbs.QPN(c.Remote.QPN), verbs.PSN(c.Remote.PSN), p.options.PathMTU, rdAtomic
-	// All that this end sends is signaled and has one element; 0 retries is not among what Connect can be asked for.
 	p.options.RNRRetry, p.options.RetryCnt = uint8(c.RNRRetry), uint8(c.Retry)
 	return p.qp.Connect(context.Background(), e, p.options)
 }

@@ -21,7 +21,8 @@ type command struct {
 	Address string   `json:"address,omitempty"`
 	Length  int      `json:"length,omitempty"`
 	Access  []string `json:"access,omitempty"` // read, write, atomic, flush
-	Special string   `json:"special,omitempty"`
+	// Special is an operation that rdma-core has in its extended queue pairs only: atomic write or FLUSH.
+	Special string `json:"special,omitempty"`
 
 	// connect
 	Remote   *endpoint `json:"remote,omitempty"`
@@ -45,7 +46,7 @@ type command struct {
 	// load: the word at this offset of the region.
 	At int `json:"at"`
 
-	// measure (xroce only): Count requests of Length bytes each of operation Special, Depth in flight.
+	// measure (xroce only): Count requests like the one in Requests, Depth in flight.
 	Depth int `json:"depth,omitempty"`
 }
 

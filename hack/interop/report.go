@@ -188,7 +188,9 @@ func writeDocument(w io.Writer, reports []report) {
 		"known, so one that is executed twice shows. Where rdma_rxe reads over a network with faults, messages have 1 MiB at most: "+
 		"it asks again for all that is missing after every gap.\n\n")
 	transfers.write(w, "operation")
-	fmt.Fprint(w, "## Faults\n\nWhat must go wrong, and does so with the same status at both ends as rdma_rxe and the specification have it.\n\n")
+	fmt.Fprint(w, "## Faults\n\nWhat must go wrong, and does so with the same status at both ends as rdma_rxe and the specification have it. They differ about "+
+		"a SEND that is too long: rdma_rxe answers with a remote operational error (REM_OP_ERR) and its receive completes with LOC_QP_OP_ERR, where the "+
+		"specification and xroce have REM_INV_REQ_ERR and LOC_LEN_ERR.\n\n")
 	faults.write(w, "fault")
 	fmt.Fprintf(w, "## Devices\n\nWhat xroce obtained, and what it says why not more.\n\n")
 	for _, r := range reports {

@@ -37,14 +37,12 @@ type runCommand struct {
 
 // Run boots a machine for each kernel.
 func (c *runCommand) Run(ctx context.Context) error {
-	var reports []*report
 	bad := 0
 	for _, kernel := range c.Kernels {
 		r, err := c.boot(ctx, kernel)
 		if err != nil {
 			return err
 		}
-		reports = append(reports, r)
 		for _, x := range r.Results {
 			if x.Outcome == fails {
 				bad++

@@ -2,10 +2,7 @@
 
 package main
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // guard is how many bytes of the region around each message must stay as they are.
 const guard = 64
@@ -294,17 +291,4 @@ func (g *guest) moveBulk(c cell, messages int) error {
 		return err
 	}
 	return do(step{p.requester, command{Do: "check", Pieces: full}}, step{p.responder, command{Do: "check", Pieces: full}})
-}
-
-// describe lists completions for people.
-func describe(completions []completion) string {
-	var all []string
-	for _, c := range completions {
-		what := "request"
-		if c.Receive {
-			what = "receive"
-		}
-		all = append(all, fmt.Sprintf("%s %d: %s", what, c.Place, statusNames[c.Status]))
-	}
-	return strings.Join(all, ", ")
 }

@@ -53,7 +53,7 @@ func Prepare(ctx context.Context, kernel string, progress func(string)) (version
 		if exists(filepath.Join(cache, "kernels", kernel, "vmlinuz")) {
 			return kernel, nil
 		}
-		return "", fmt.Errorf("no kernel %q: there are %s, and versions prepared before", kernel, kernelNames())
+		return "", fmt.Errorf("no kernel %q: there are 6.1, 6.12, new, and versions prepared before", kernel)
 	}
 	progress("kernel of " + suite)
 	version, err = prepareKernel(ctx, cache, tools, suite)
@@ -61,10 +61,6 @@ func Prepare(ctx context.Context, kernel string, progress func(string)) (version
 		return "", fmt.Errorf("kernel %s: %w", kernel, err)
 	}
 	return version, nil
-}
-
-func kernelNames() string {
-	return "6.1, 6.12, new"
 }
 
 // lock takes the cache for this process. Runs need no lock: what they use is never changed, only replaced.

@@ -83,9 +83,9 @@ interop-full:
 	$(GO) build -trimpath -o bin/ ./hack/interop
 	bin/interop run --kernel 6.1,6.12 --limit 1h
 	bin/interop run --full --parts cells,faults,bulk,speed --limit 6h
-	-bin/interop run --nic virtio --left xroce --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --kernel 6.12,new --nic virtio --left xroce --copy zero --netdev-mtu 3000 --parts bulk
 	-bin/interop run --nic virtio --copy zero --netdev-mtu 3000 --parts bulk
-	-bin/interop run --nic igb --left xroce --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --kernel 6.12,new --nic igb --left xroce --copy zero --netdev-mtu 3000 --parts bulk
 	-bin/interop run --nic igb --copy zero --netdev-mtu 3000 --parts bulk
 	bin/interop report
 

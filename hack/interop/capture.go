@@ -72,6 +72,7 @@ func blame(c cell, err error) error {
 
 // packet is what a capture shows of a packet: BTH and what follows.
 type packet struct {
+	source byte // last byte of the Ethernet address: 1 is v0, 2 is v1
 	opcode roce.Opcode
 	psn    uint32
 	rest   []byte
@@ -101,7 +102,7 @@ func readCapture() (packets []packet) {
 			continue
 		}
 		packets = append(packets, packet{
-			roce.Opcode(frame[header]), binary.BigEndian.Uint32(frame[header+8:]) & 0xffffff, frame[header+bth:],
+			frame[11], roce.Opcode(frame[header]), binary.BigEndian.Uint32(frame[header+8:]) & 0xffffff, frame[header+bth:],
 		})
 	}
 }
@@ -133,4 +134,19 @@ func unanswered(packets []packet) (most int) {
 		most = max(most, n)
 	}
 	return most
+}
+
+// checkMSN compares the last message sequence number in the answers of the end at v1 with the number of messages. rdma_rxe does not
+// look at it, others do.
+func checkMSN(packets []packet, messages int) error {
+	last := uint32(0)
+	for _, p := range packets {
+		if p.source == 2 && p.opcode.Info().Has(roce.HeaderAETH) {
+			last = binary.BigEndian.Uint32(p.rest) & 0xffffff
+		}
+	}
+	if last != uint32(messages) {
+		return fmt.Errorf("the last MSN in the answers of xroce is %d after %d messages", last, messages)
+	}
+	return nil
 }

@@ -152,8 +152,8 @@ func (t *table) write(w io.Writer, head string) {
 const introduction = `# xroce and Linux's rdma_rxe
 
 What the two did with each other, in virtual machines with kernels of Debian: rdma_rxe at one end of a veth pair, driven through
-rdma-core (pyverbs), and xroce at the other. This file is made by ` + "`make interop-full`" + `; ` + "`make interop`" + ` runs the cells of the first
-two tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
+rdma-core (pyverbs), and xroce at the other. ` + "`bin/interop report`" + ` makes this file of the results of runs, ` + "`make interop-full`" + ` all of them
+and this file; ` + "`make interop`" + ` runs the cells of the first two tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
 
 "Refused" is a clean refusal by one of the ends, with a reason; "rxe's fault" is something that rdma_rxe does wrong, by
 evidence of the capture or the counters, which is named.
@@ -183,7 +183,7 @@ func writeDocument(w io.Writer, reports []report) {
 	}
 	fmt.Fprintf(w, "## Transfers\n\nEach cell of the matrix is an operation, who posts it, a path MTU (256 to 4096), IPv4 or IPv6, a size of "+
 		"message (0, 1, 33, path MTU - 1, path MTU, path MTU + 1, 64 KiB, 8 MiB), and a network that is fine, loses 1 %%, or "+
-		"reorders or duplicates 3 %% of the packets. The selection has each value of each axis with each operation and requester. Regions "+
+		"reorders or duplicates 3 %% of the packets. A selection has each value of each axis with each operation and requester; the counts below tell how many cells there were. Regions "+
 		"of both ends are compared byte by byte, with what lies around the messages; of atomics every result is "+
 		"known, so one that is executed twice shows. Where rdma_rxe reads over a network with faults, messages have 1 MiB at most: "+
 		"it asks again for all that is missing after every gap.\n\n")
@@ -205,7 +205,9 @@ func writeDocument(w io.Writer, reports []report) {
 	fmt.Fprint(w, "## Bulk transfers\n\nThe time includes filling and comparing, in an emulated machine.\n\n")
 	list(w, bulk)
 	if len(speed) > 0 {
-		fmt.Fprint(w, "## Speed\n\nIn an emulated machine with two CPUs: ratios taken here say little about real CPUs.\n\n")
+		fmt.Fprint(w, "## Speed\n\nMedians, with the least and the most, in an emulated machine with two CPUs on a host of two that had other work: what is measured here says "+
+			"little about real CPUs. Of xroce nobody polls at the end that answers a READ, so a thread has to wake up for each; rdma_rxe answers in "+
+			"the interrupt.\n\n")
 		list(w, speed)
 	}
 }

@@ -137,9 +137,16 @@ func perftest(program string, column int, args ...string) (float64, error) {
 		return 0, err
 	}
 	defer func() { _ = server.Process.Kill(); _ = server.Wait() }()
-	time.Sleep(time.Second)
-	client := exec.Command("timeout", append(append([]string{"60", program, "-d", "rxe0", "-x", gidIndex("rxe0", "10.0.0.1")}, args...), "10.0.0.2")...)
-	out, err := client.CombinedOutput()
+	args = append(append([]string{"60", program, "-d", "rxe0", "-x", gidIndex("rxe0", "10.0.0.1")}, args...), "10.0.0.2")
+	var out []byte
+	var err error
+	for range 20 { // until the server listens
+		time.Sleep(500 * time.Millisecond)
+		out, err = exec.Command("timeout", args...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "Couldn't connect") {
+			break
+		}
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w: %s", program, err, out)
 	}

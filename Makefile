@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 100000x
 DURATION ?= 10m
 
-.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak clean
+.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak interop interop-full clean
 
 all: build
 
@@ -71,6 +71,23 @@ cross:
 bench:
 	$(GO) build -trimpath -o bin/ ./hack/bench ./hack/rawprobe
 	bin/bench $(BENCHFLAGS)
+
+# xroce with Linux's rdma_rxe in a virtual machine (docs/interop.md). It needs apt, but neither root nor KVM; the first time it fetches
+# 250 MB of packages into a cache.
+interop:
+	$(GO) build -trimpath -o bin/ ./hack/interop
+	bin/interop run $(INTEROPFLAGS)
+
+# All cells, 256 MiB each way with loss, all kernels, zero copy; then docs/interop.md. Takes hours.
+interop-full:
+	$(GO) build -trimpath -o bin/ ./hack/interop
+	bin/interop run --kernel 6.1,6.12 --limit 1h
+	bin/interop run --full --parts cells,faults,bulk,speed --limit 6h
+	-bin/interop run --kernel 6.12,new --nic virtio --left xroce --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --nic virtio --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --kernel 6.12,new --nic igb --left xroce --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --nic igb --copy zero --netdev-mtu 3000 --parts bulk
+	bin/interop report
 
 # Go benchmarks of single packages.
 microbench:

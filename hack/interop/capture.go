@@ -1,0 +1,152 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/xroce/xroce/roce"
+)
+
+const captureFile = "/tmp/capture.pcap"
+
+// capture is a running tcpdump. It sees what rdma_rxe sends after the emulator has had it, and what it is sent before.
+type capture struct{ cmd *exec.Cmd }
+
+func startCapture() *capture {
+	c := &capture{exec.Command("tcpdump", "-i", "v0", "-U", "--immediate-mode", "-s", "128", "-B", "16384", "-Z", "root",
+		"-w", captureFile, "udp")}
+	output, err := c.cmd.StderrPipe()
+	if err != nil || c.cmd.Start() != nil {
+		return &capture{}
+	}
+	_, _ = output.Read(make([]byte, 256)) // it says that it listens
+	return c
+}
+
+// stop ends the capture; needed has it wait for the last packets.
+func (c *capture) stop(needed bool) {
+	if c.cmd == nil {
+		return
+	}
+	if needed {
+		time.Sleep(300 * time.Millisecond)
+	}
+	_ = c.cmd.Process.Signal(os.Interrupt)
+	_ = c.cmd.Wait()
+}
+
+// rxeFault is an error that is rdma_rxe's, with the evidence.
+type rxeFault struct{ evidence string }
+
+func (r *rxeFault) Error() string { return r.evidence }
+
+// blame looks into the capture of a cell that has failed for what rdma_rxe is known to do wrong there. Without evidence of that
+// the error stays what it is.
+func blame(c cell, err error) error {
+	if said := (*endError)(nil); errors.As(err, &said) || c.Loss == losses[0] {
+		return err
+	}
+	packets := readCapture()
+	switch {
+	case c.Operation == opAtomicWrite && c.Requester == "rxe":
+		if n := nowhere(packets); n > 0 {
+			return &rxeFault{fmt.Sprintf("rdma_rxe sends an atomic write again with address 0 in its RETH (%d packets in the capture), "+
+				"which is refused", n)}
+		}
+	case c.Operation == opRead && c.Requester == "xroce" && c.Size == 0:
+		if n := unanswered(packets); n >= 7 {
+			return &rxeFault{fmt.Sprintf("rdma_rxe does not answer a READ of 0 bytes that is sent again: the same request %d times in "+
+				"the capture, and no response after the second one", n)}
+		}
+	}
+	return err
+}
+
+// packet is what a capture shows of a packet: BTH and what follows.
+type packet struct {
+	source byte // last byte of the Ethernet address: 1 is v0, 2 is v1
+	opcode roce.Opcode
+	psn    uint32
+	rest   []byte
+}
+
+func readCapture() (packets []packet) {
+	f, err := os.Open(captureFile)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	reader, err := pcapgo.NewReader(f)
+	if err != nil {
+		return nil
+	}
+	for {
+		frame, _, err := reader.ReadPacketData()
+		if err != nil {
+			return packets
+		}
+		const ethernet, udp, bth = 14, 8, 12
+		header := ethernet + 20 + udp
+		if len(frame) > ethernet && frame[ethernet]>>4 == 6 {
+			header = ethernet + 40 + udp
+		}
+		if len(frame) < header+bth+8 {
+			continue
+		}
+		packets = append(packets, packet{
+			frame[11], roce.Opcode(frame[header]), binary.BigEndian.Uint32(frame[header+8:]) & 0xffffff, frame[header+bth:],
+		})
+	}
+}
+
+// nowhere is the number of atomic writes whose RETH has address 0.
+func nowhere(packets []packet) (count int) {
+	for _, p := range packets {
+		if p.opcode == roce.RCAtomicWrite && binary.BigEndian.Uint64(p.rest) == 0 {
+			count++
+		}
+	}
+	return count
+}
+
+// unanswered is how often a READ was asked for of whose PSN there is no response after it was asked for the second time.
+func unanswered(packets []packet) (most int) {
+	asked := map[uint32]int{}
+	for _, p := range packets {
+		switch p.opcode {
+		case roce.RCReadRequest:
+			asked[p.psn]++
+		case roce.RCReadResponseOnly:
+			if asked[p.psn] > 1 {
+				asked[p.psn] = -1 << 16
+			}
+		}
+	}
+	for _, n := range asked {
+		most = max(most, n)
+	}
+	return most
+}
+
+// checkMSN compares the last message sequence number in the answers of the end at v1 with the number of messages. rdma_rxe does not
+// look at it, others do.
+func checkMSN(packets []packet, messages int) error {
+	last := uint32(0)
+	for _, p := range packets {
+		if p.source == 2 && p.opcode.Info().Has(roce.HeaderAETH) {
+			last = binary.BigEndian.Uint32(p.rest) & 0xffffff
+		}
+	}
+	if last != uint32(messages) {
+		return fmt.Errorf("the last MSN in the answers of xroce is %d after %d messages", last, messages)
+	}
+	return nil
+}

@@ -1,0 +1,345 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	rdAtomic    = 8
+	patternFile = "/tmp/pattern"
+	patternSize = 48 << 20
+	bulkSize    = 256 << 20
+	results     = "/results"
+)
+
+// plan is what a guest is to do, in a file.
+type plan struct {
+	NIC    string `json:"nic"`    // the model, or empty
+	Layout string `json:"layout"` // veth, or nics for eth0 and eth1 of the machine
+	NetMTU int    `json:"net_mtu"`
+	Left   string `json:"left"`  // what is at v0: rxe, or xroce
+	Copy   string `json:"copy"`  // of xroce: "", copy, zero
+	Cells  []cell `json:"cells"` // transfers
+	Faults bool   `json:"faults"`
+	Bulk   string `json:"bulk"` // of bulkSize each way: "", or the loss
+	Speed  bool   `json:"speed"`
+}
+
+// Outcomes of a cell.
+const (
+	works   = "works"
+	refused = "refused"
+	fails   = "fails"
+	fault   = "rxe's fault" // what rdma_rxe does wrong, with evidence
+)
+
+// result is what became of a cell.
+type result struct {
+	Kind    string  `json:"kind"` // transfer, fault, bulk, open, speed
+	Name    string  `json:"name"`
+	Cell    *cell   `json:"cell,omitempty"`
+	Outcome string  `json:"outcome"`
+	Detail  string  `json:"detail,omitempty"`
+	Seconds float64 `json:"seconds"`
+}
+
+// report is what a guest leaves in results.json.
+type report struct {
+	Kernel  string   `json:"kernel"`
+	Layout  string   `json:"layout"`
+	NIC     string   `json:"nic"`
+	Left    string   `json:"left"`
+	Copy    string   `json:"copy"`
+	Results []result `json:"results"`
+}
+
+// guestCommand runs in the machine: it starts the ends and takes them through the cells.
+type guestCommand struct {
+	Plan string `arg:""`
+}
+
+// guest is the state of a run within the machine.
+type guest struct {
+	plan        plan
+	left, right *end
+	loss        string
+	report      report
+	failures    int
+}
+
+// Run runs the plan. It fails only if the machine cannot do its work; cells that fail are in the report.
+func (c *guestCommand) Run() (err error) {
+	g := &guest{loss: losses[0]}
+	text, err := os.ReadFile(c.Plan)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, &g.plan); err != nil {
+		return err
+	}
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return err
+	}
+	g.report.Kernel = strings.TrimSpace(string(release))
+	g.report.Layout, g.report.NIC, g.report.Left, g.report.Copy = g.plan.Layout, g.plan.NIC, g.plan.Left, g.plan.Copy
+	if err := writePattern(g.plan.Bulk != ""); err != nil {
+		return err
+	}
+	if err := shell("bash", "/host/setup.sh", g.plan.Layout, fmt.Sprint(g.plan.NetMTU), g.plan.Left); err != nil {
+		return err
+	}
+	if err := g.makeEnds(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.save()) }()
+	if g.plan.Layout == "nics" {
+		time.Sleep(3 * time.Second) // igb takes that long until its link is up, and loses it again when a program is attached
+	}
+	if g.openEnds() {
+		g.runCells()
+		g.closeEnds()
+	}
+	if g.plan.Speed {
+		g.measureSpeed()
+	}
+	return nil
+}
+
+// writePattern makes the file of random bytes, always the same ones. They repeat, but at no distance that one of packets, messages or
+// offsets is likely to be.
+func writePattern(bulk bool) error {
+	size := patternSize
+	if bulk {
+		size = bulkSize + patternSize
+	}
+	source := rand.NewChaCha8([32]byte([]byte("the same bytes in each run, xroce")))
+	buffer := make([]byte, 1<<20+4099)
+	_, _ = source.Read(buffer)
+	f, err := os.Create(patternFile)
+	if err != nil {
+		return err
+	}
+	for range size/len(buffer) + 1 {
+		if _, err := f.Write(buffer); err != nil {
+			return err
+		}
+	}
+	return f.Close()
+}
+
+func (g *guest) makeEnds() error {
+	own, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	xroce := func(namespace ...string) func() *exec.Cmd {
+		return func() *exec.Cmd {
+			args := append(slices.Clone(namespace), own, "peer", patternFile)
+			return exec.Command(args[0], args[1:]...)
+		}
+	}
+	g.right = &end{
+		name: "xroce", device: "v1", copy: g.plan.Copy, address: map[int]string{4: "10.0.0.2", 6: "fd00::2"},
+		start: xroce("ip", "netns", "exec", "n1"),
+	}
+	g.left = &end{
+		name: "rxe", device: "rxe0", address: map[int]string{4: "10.0.0.1", 6: "fd00::1"},
+		start: func() *exec.Cmd { return exec.Command("python3", "/host/peer.py", patternFile) },
+	}
+	if g.plan.Left == "xroce" {
+		g.left.name, g.left.device, g.left.copy, g.left.start = "xroce at v0", "v0", g.plan.Copy, xroce()
+	}
+	return nil
+}
+
+// openEnds starts both ends; what they say of their devices is a result, too.
+func (g *guest) openEnds() bool {
+	for _, e := range []*end{g.left, g.right} {
+		begin := time.Now()
+		information, err := e.open(results)
+		r := result{Kind: "open", Name: e.name, Outcome: works, Detail: information}
+		if err != nil {
+			r.Outcome, r.Detail = outcomeOf(err), err.Error()
+		}
+		g.add(r, begin)
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (g *guest) closeEnds() {
+	for _, e := range []*end{g.left, g.right} {
+		begin := time.Now()
+		if err := e.close(); err != nil {
+			g.add(result{Kind: "open", Name: e.name + " closed", Outcome: fails, Detail: err.Error()}, begin)
+		}
+	}
+}
+
+func (g *guest) runCells() {
+	for _, loss := range losses {
+		for _, c := range g.plan.Cells {
+			if c.Loss == loss {
+				g.one("transfer", c.String(), &c, func() error { return g.transfer(c) })
+			}
+		}
+	}
+	if g.plan.Bulk != "" {
+		g.bulk(g.plan.Bulk)
+	}
+	if g.plan.Faults {
+		g.faults()
+	}
+}
+
+// one runs one cell, with a capture that is kept if it fails.
+func (g *guest) one(kind, name string, c *cell, run func() error) {
+	begin := time.Now()
+	loss := losses[0]
+	if c != nil {
+		loss = c.Loss
+	}
+	err := g.setLoss(loss)
+	capture := startCapture()
+	if err == nil {
+		err = run()
+	}
+	// Only a capture in which nothing is missing can tell how many messages there were.
+	counts := err == nil && kind == "transfer" && c.Requester == "rxe" && c.Loss == losses[0] && c.Size <= 1<<16
+	capture.stop(err != nil || counts)
+	if err != nil && c != nil {
+		err = blame(*c, err)
+	}
+	if counts {
+		err = checkMSN(readCapture(), c.count())
+	}
+	r := result{Kind: kind, Name: name, Cell: c, Outcome: works}
+	if err != nil {
+		r.Outcome, r.Detail = outcomeOf(err), err.Error()
+	}
+	counters := ""
+	if r.Outcome == fails {
+		counters = g.counters()
+	}
+	if cleanErr := g.clean(); cleanErr != nil && err == nil {
+		r.Outcome, r.Detail = fails, cleanErr.Error()
+	}
+	if r.Outcome == fails {
+		folder := filepath.Join(results, fmt.Sprintf("failure-%03d", g.failures))
+		g.failures++
+		_ = os.MkdirAll(folder, 0o755)
+		_ = os.WriteFile(filepath.Join(folder, "cell"), []byte(name+"\n"+r.Detail+"\n"+counters), 0o644)
+		_ = shell("cp", captureFile, folder)
+	}
+	g.add(r, begin)
+}
+
+// clean destroys the queue pairs, and starts an end anew that is dead.
+func (g *guest) clean() (err error) {
+	for _, e := range []*end{g.left, g.right} {
+		killed := e.killed
+		_, failed := e.do(command{Do: "destroy"})
+		if errors.Is(failed, errDead) {
+			e.kill()
+			_, opened := e.open(results)
+			if failed = errors.Join(failed, opened); killed {
+				failed = opened
+			}
+		}
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+func (g *guest) counters() string {
+	text := ""
+	for _, e := range []*end{g.left, g.right} {
+		if a, err := e.do(command{Do: "counters"}); err == nil {
+			text += fmt.Sprintf("%s: %v\n", e.name, a.Counters)
+		}
+	}
+	return text
+}
+
+func outcomeOf(err error) string {
+	if said := (*endError)(nil); errors.As(err, &said) && said.refused {
+		return refused
+	}
+	if wrong := (*rxeFault)(nil); errors.As(err, &wrong) {
+		return fault
+	}
+	return fails
+}
+
+func (g *guest) add(r result, begin time.Time) {
+	r.Seconds = time.Since(begin).Seconds()
+	g.report.Results = append(g.report.Results, r)
+	fmt.Printf("%-11s %5.1f s  %s", r.Outcome, r.Seconds, r.Name)
+	if r.Detail != "" {
+		fmt.Printf(": %s", r.Detail)
+	}
+	fmt.Println()
+}
+
+func (g *guest) save() error {
+	text, err := json.MarshalIndent(g.report, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(results, "results.json"), text, 0o644)
+}
+
+func shell(program string, args ...string) error {
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// netem are the settings of the network emulator. Packets that are not the reordered ones are late, so that those overtake.
+var netem = map[string][]string{
+	losses[1]: {"loss", "1%"},
+	losses[2]: {"delay", "1ms", "reorder", "3%"},
+	losses[3]: {"duplicate", "3%"},
+}
+
+// setLoss puts the emulator into both directions. What an AF_XDP socket sends passes no queueing discipline, so both are at v0, and
+// what arrives there goes through another device first.
+func (g *guest) setLoss(loss string) error {
+	if loss == g.loss {
+		return nil
+	}
+	if g.loss != losses[0] {
+		for _, at := range [][]string{{"v0", "root"}, {"ifb0", "root"}, {"v0", "ingress"}} {
+			if err := shell("tc", "qdisc", "del", "dev", at[0], at[1]); err != nil {
+				return err
+			}
+		}
+	}
+	g.loss = loss
+	if loss == losses[0] {
+		return nil
+	}
+	if err := shell("tc", "qdisc", "add", "dev", "v0", "ingress"); err != nil {
+		return err
+	}
+	err := shell("tc", "filter", "add", "dev", "v0", "ingress", "matchall", "action", "mirred", "egress", "redirect", "dev", "ifb0")
+	for _, device := range []string{"v0", "ifb0"} {
+		err = errors.Join(err, shell("tc", append([]string{"qdisc", "add", "dev", device, "root", "netem", "limit", "10000"}, netem[loss]...)...))
+	}
+	return err
+}

@@ -69,18 +69,14 @@ func (s *Shard) inboxWaiting() bool {
 }
 
 // drainInboxes processes the frames that other shards handed over, and those on loopback. A frame whose QP has moved on
-// meanwhile is dropped: handing it over again might go in circles.
+// meanwhile is handed on.
 func (s *Shard) drainInboxes(now transport.Time) {
 	for _, b := range *s.inboxes.Load() {
 		// What comes in meanwhile is for the next turn.
 		for range b.ring.Waiting() {
 			reason := s.packet.Parse(b.ring.Front())
 			if reason == roce.DropNone {
-				if q := s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
-					reason = roce.DropUnknownQPN
-				} else {
-					s.engine.Receive(now, q.transport, &s.packet)
-				}
+				reason = s.receiveInbox(now, b)
 			}
 			if reason != roce.DropNone {
 				s.engine.Counters().Drops[reason]++
@@ -92,6 +88,23 @@ func (s *Shard) drainInboxes(now transport.Time) {
 			s.hand(b.from)
 		}
 	}
+	s.letGo()
+}
+
+// receiveInbox lets the transport process the packet in front of an inbox.
+func (s *Shard) receiveInbox(now transport.Time, b *inbox) roce.DropReason {
+	q := s.device.numbers.find(s.packet.DestinationQPN)
+	switch {
+	case q == nil:
+		return roce.DropUnknownQPN
+	case !s.has(q):
+		if !s.handOver(q, b.ring.Front()) {
+			return roce.DropInboxFull
+		}
+	case s.engine.Receive(now, q.transport, &s.packet) && b.from != s && b.from.device == s.device && !q.within.Load():
+		s.cameElsewhere(q, b.from)
+	}
+	return roce.DropNone
 }
 
 // hand notes that another shard has got something to do: it is driven when this one's lock is free again.

@@ -46,6 +46,8 @@ type Shard struct {
 	device *Device
 	index  int
 	queue  link.Queue
+	place  place   // of the QPs at home here
+	ways   []place // of those on their way to another shard of the device, by its index
 
 	// doorbells is a stack of the QPs that have new work, linked by QP.ringingNext.
 	doorbells atomic.Pointer[QP]
@@ -54,16 +56,17 @@ type Shard struct {
 
 	kickMu sync.Mutex // held by whoever is in Kick
 
-	mu     sync.Mutex // guards everything below, and the data-path calls of queue except Kick
-	engine *transport.Engine
-	user   *memory.User
-	frames [receiveBatch]link.Frame
-	packet roce.Packet
-	fired  []*CQ    // CQs that have something due (CQ.fire)
-	handed []*Shard // the shards that were handed something in this turn
-	waste  []byte   // where frames are written that go nowhere
-	wasted bool     // the transmitter lent it last
-	closed bool
+	mu      sync.Mutex // guards everything below, and the data-path calls of queue except Kick
+	engine  *transport.Engine
+	user    *memory.User
+	frames  [receiveBatch]link.Frame
+	packet  roce.Packet
+	fired   []*CQ    // CQs that have something due (CQ.fire)
+	handed  []*Shard // the shards that were handed something in this turn
+	leaving []*QP    // QPs that want to move
+	waste   []byte   // where frames are written that go nowhere
+	wasted  bool     // the transmitter lent it last
+	closed  bool
 
 	hasFired atomic.Bool // fired is not empty
 	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
@@ -81,6 +84,7 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 		device: d, index: index, queue: q,
 		user: user, engine: transport.NewEngine(user),
 	}
+	s.place.shard = s
 	s.inboxes.Store(new([]*inbox))
 	return s, s.background.init(d.options.Manual)
 }
@@ -117,13 +121,14 @@ func (s *Shard) answerDoorbells() (did bool) {
 		next := q.ringingNext
 		q.ringingNext = nil
 		q.ringing.Store(false)
-		if home := q.home.Load(); home == s {
+		if s.has(q) {
 			if q.ended.Swap(false) {
 				s.answerEnd(q)
 			}
 			s.engine.Ready(q.transport)
-		} else {
-			home.ring(q) // it moved in between
+		} else { // it moved in between
+			home := q.shard()
+			home.ring(q)
 			s.hand(home)
 		}
 		q, did = next, true
@@ -268,11 +273,9 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 		s.engine.Counters().Drops[roce.DropAddressMismatch]++
 		return
 	}
-	home := q.home.Load()
-	if home != s {
-		if home.inboxFrom(s).ring.Put(segments) {
+	if !s.has(q) {
+		if s.handOver(q, segments) {
 			s.engine.Counters().HandedOver++
-			s.hand(home)
 		} else {
 			s.engine.Counters().Drops[roce.DropInboxFull]++
 		}
@@ -283,7 +286,9 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 		s.engine.Counters().Drops[reason]++
 		return
 	}
-	s.engine.Receive(now, q.transport, p)
+	if s.engine.Receive(now, q.transport, p) && q.arrivals.run != 0 {
+		q.arrivals.run = 0
+	}
 }
 
 // kick makes the link send what was published. It needs no lock of the shard, and one caller at a time is enough: who

@@ -34,9 +34,9 @@ func NewEngine(user *memory.User) *Engine { return &Engine{memory: user} }
 // Counters returns the counts of all QPs of the engine since it was made. The caller may add to them.
 func (e *Engine) Counters() *Counters { return &e.counters }
 
-// Receive processes a packet for qp, one that Packet.Parse has accepted. The packet is only looked at during the
-// call.
-func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
+// Receive processes a packet for qp, one that Packet.Parse has accepted, and reports whether it is the peer's: state,
+// addresses and partition key are right. The packet is only looked at during the call.
+func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) (admitted bool) {
 	e.now = now
 	for _, c := range qp.counts {
 		c.ReceivedPackets++
@@ -44,7 +44,7 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
 	}
 	if reason := qp.admit(p); reason != roce.DropNone {
 		qp.drop(reason)
-		return
+		return false
 	}
 	for _, c := range qp.counts {
 		c.ReceivedOpcodes[p.Opcode&opcodeMask]++
@@ -54,6 +54,7 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) {
 	} else {
 		qp.receiveResponse(p)
 	}
+	return true
 }
 
 // Ready marks a QP that may have something to do: work was posted, or its state was changed.
@@ -138,6 +139,12 @@ func (e *Engine) Expire(now Time) {
 // Remove forgets a QP: it is neither ready nor has a deadline afterwards.
 func (e *Engine) Remove(qp *QP) {
 	qp.stopTimer()
+	e.Release(qp)
+}
+
+// Release lets a QP go, with its deadline: from then on it does nothing, and nothing may be done with it, until an engine
+// adopts it, this one or another one of the same clock.
+func (e *Engine) Release(qp *QP) {
 	if qp.timer.queued {
 		e.timers.remove(qp)
 	}
@@ -153,4 +160,19 @@ func (e *Engine) Remove(qp *QP) {
 			e.Ready(other)
 		}
 	}
+}
+
+// Adopt takes in a QP that was released. It goes on where it was: a deadline that has passed meanwhile fires at once. Whether it
+// was ready is not asked, since it costs no more to find out.
+func (e *Engine) Adopt(qp *QP) {
+	if qp.engine != e {
+		qp.Attach(e)
+		for _, c := range qp.counts {
+			c.Moves++
+		}
+	}
+	if qp.timer.deadline != 0 {
+		qp.setTimer(qp.timer.deadline)
+	}
+	e.Ready(qp)
 }

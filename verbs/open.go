@@ -45,7 +45,11 @@ type Options struct {
 	// MultiBuffer is for path MTU 4096, which also needs a network device of MTU 4192 or more. By default it is there
 	// on Linux 6.6 and later unless the driver gives zero copy.
 	MultiBuffer MultiBuffer
-	// Queues is how many queues of the network device are used; 0 means all.
+	// Queues is how many queues of the network device are used, the first ones; 0 means all that are in use when it is opened
+	// (ethtool -l). Packets that come in at another queue go to the kernel, counted as pass_no_socket in Snapshot.Steering: the queue
+	// pairs that they are for get nothing, and their peers end with WCRetryExcErr. So the network device has to bring them to the
+	// used queues: a NIC with a table for its hash (ethtool -X DEV equal N), veth if the peer uses no more queues than this.
+	// Queues that are added later (ethtool -L) are used after the device was opened again.
 	Queues int
 	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int

@@ -228,6 +228,8 @@ var troubles = []string{
 	"retry_exceeded_err", "retry_rnr_exceeded_err", "dropped_cqe",
 }
 
+const noSocket = "pass_no_socket"
+
 // table is what a terminal shows.
 func table(list []statReport) string {
 	var text strings.Builder
@@ -243,6 +245,10 @@ func table(list []statReport) string {
 			if n := r.now.Counters.Counts[name]; n > 0 {
 				found = append(found, fmt.Sprintf("%s %d", name, n))
 			}
+		}
+		// Packets that were for this process, at a queue of the network device that it does not use.
+		if n := r.now.Steering[noSocket]; n > 0 {
+			found = append(found, fmt.Sprintf("%s %d", noSocket, n))
 		}
 		for _, name := range slices.Sorted(maps.Keys(r.now.Counters.Drops)) {
 			found = append(found, fmt.Sprintf("drop %s %d", name, r.now.Counters.Drops[name]))

@@ -22,6 +22,7 @@ type Program struct {
 	faults      mem.Faults
 	harsh       bool // the network may be so bad that requests fail for it
 	scatter     bool // frames arrive at any queue of their device, which changes their order
+	spread      spread
 	connections []*connection
 	adders      []*adder
 	swappers    []*swapper
@@ -69,6 +70,7 @@ func NewProgram(p Parameters) (*Program, error) {
 	g.faults = g.drawFaults(p.WorstFault)
 	g.scatter = queues > 1 && random.IntN(2) == 0
 	g.world = NewWorld(mem.Options{Seed: p.Seed, Faults: g.faults, Scatter: g.scatter, Tap: p.Tap})
+	g.drawSpread(queues)
 	if p.Sent != nil {
 		g.world.Network.SetIntercept(func(frame []byte, _ *roce.Packet) mem.Verdict {
 			p.Sent(g.world.now, frame)
@@ -76,7 +78,8 @@ func NewProgram(p Parameters) (*Program, error) {
 		})
 	}
 	window := []int{0, 1, 2, 5, 16, 128}[random.IntN(6)]
-	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, scatter %v, harsh %v, %+v", g.mtu, window, queues, g.scatter, g.harsh, g.faults)
+	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, scatter %v, spread %+v, harsh %v, %+v",
+		g.mtu, window, queues, g.scatter, g.spread, g.harsh, g.faults)
 	connections := 1 + random.IntN(4)
 	commons := g.newCommons()
 	for i := range g.ends {
@@ -139,6 +142,14 @@ func (g *Program) Outcomes() map[Outcome]int { return g.outcomes }
 // Drains is how many times a queue pair drained in SQD.
 func (g *Program) Drains() int { return g.drains }
 
+// Moves is how many times queue pairs moved from one shard to another.
+func (g *Program) Moves() (moves uint64) {
+	for _, e := range g.ends {
+		moves += e.device.Counters().Transport.Moves
+	}
+	return moves
+}
+
 // Run runs the program to its end and checks what came out.
 func (g *Program) Run() error {
 	err := g.world.Run(time.Hour, g.turn)
@@ -164,6 +175,7 @@ func (g *Program) turn() (done bool) {
 			}
 		}
 	}
+	g.turnSpread()
 	done = true
 	for _, c := range g.connections {
 		g.fail(c.turn())
@@ -218,7 +230,7 @@ func (g *Program) check() error {
 		restarts += uint64(c.life)
 	}
 	// One NAK per gap, and a gap needs a frame that was lost or late. What is left of earlier lives may make another.
-	if most := 2*g.world.Network.Harmed() + 16*restarts; naks > most && !g.scatter {
+	if most := 2*g.world.Network.Harmed() + 16*restarts; naks > most && !g.scatter && g.spread.phases <= 1 {
 		return fmt.Errorf("%d NAKs of the sequence were sent, %d frames were harmed: at most %d", naks, g.world.Network.Harmed(), most)
 	}
 	return nil

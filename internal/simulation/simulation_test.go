@@ -83,7 +83,7 @@ func run(t *testing.T, seed uint64) (err error) {
 // TestVariety: the programs contain what they are to prove.
 func TestVariety(t *testing.T) {
 	outcomes := make(map[simulation.Outcome]int)
-	drains := 0
+	drains, moves, movers := 0, uint64(0), 0
 	for seed := range uint64(300) {
 		program, err := simulation.NewProgram(simulation.Parameters{Seed: seed, WorstFault: 0.05})
 		require.NoError(t, err)
@@ -92,6 +92,10 @@ func TestVariety(t *testing.T) {
 			outcomes[o] += n
 		}
 		drains += program.Drains()
+		if n := program.Moves(); n > 0 {
+			moves += n
+			movers++
+		}
 	}
 	for o := range verbs.WRRegMR + 1 {
 		if o.Known() {
@@ -108,7 +112,9 @@ func TestVariety(t *testing.T) {
 		require.NotZero(t, outcomes[o], "%v: %v", o.Opcode, o.Status)
 	}
 	require.Greater(t, drains, 50)
-	t.Logf("%d drains, %v", drains, outcomes)
+	require.Greater(t, moves, uint64(300))
+	require.Greater(t, movers, 80)
+	t.Logf("%d drains, %d moves in %d programs, %v", drains, moves, movers, outcomes)
 }
 
 // TestReplay: a seed gives the same packets at the same times, however often it is run.

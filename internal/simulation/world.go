@@ -28,6 +28,9 @@ import (
 // World is a network in virtual time with the devices on it.
 type World struct {
 	Network *mem.Network
+	// MoveAfter is that of the engines of the devices that are added.
+	MoveAfter int
+
 	devices []*verbs.Device
 	now     time.Duration // the network's clock, for those that the network calls
 }
@@ -47,7 +50,7 @@ func (w *World) AddDevice(seed uint64, o mem.DeviceOptions, window int) (*verbs.
 		return nil, err
 	}
 	d, err := verbs.NewDevice(l, verbs.EngineOptions{
-		Seed: seed, Window: window, Manual: true,
+		Seed: seed, Window: window, Manual: true, MoveAfter: w.MoveAfter,
 		Clock: func() transport.Time { return transport.Time(w.Network.Now()) },
 	})
 	if err != nil {

@@ -120,11 +120,10 @@ func (c *Capture) LeftOut() (n uint64) {
 func (d *Device) Done() <-chan struct{} { return d.done }
 
 // captureReceived shows the captures a received frame. The packet of the shard holds its headers, if they could be read.
-func (s *Shard) captureReceived(
-	now transport.Time, q *QP, drop roce.DropReason, duplicate bool, segments [][]byte,
-) {
+func (s *Shard) captureReceived(now transport.Time, q *QP, verdict transport.Verdict, segments [][]byte) {
 	var mark capture.Mark
-	if duplicate {
+	drop := verdict.Dropped
+	if verdict.Duplicate {
 		mark |= capture.Duplicate
 	}
 	isPacket := drop == roce.DropNone || drop >= roce.DropICRC
@@ -134,7 +133,7 @@ func (s *Shard) captureReceived(
 		if s.packet.Info.Request {
 			mark |= capture.Request
 		}
-		if q != nil && q.home.Load() == s {
+		if q != nil && q.place.Load() == &s.place {
 			remote = q.transport.DestinationQPN()
 		}
 	}

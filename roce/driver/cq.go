@@ -54,6 +54,7 @@ const (
 	dueWake    = 1 << iota // blocked waits
 	dueEvent               // an event of the channel
 	dueOverrun             // the end of all QPs of the CQ
+	dueShards              // who waits has to look at another shard, too
 )
 
 // CreateCQ makes a completion queue for capacity completions. Its channel may be nil.
@@ -211,13 +212,20 @@ func (c *CQ) overLocked(capacity int) error {
 	return nil
 }
 
-// addShard notes that a QP of the CQ is at home at a shard.
-func (c *CQ) addShard(s *Shard) {
-	if c.shards.add(s) {
-		c.sleepers.wake()
+// enter notes that a queue of a QP at home at a shard completes here, and reports whether that is news for those who wait.
+func (c *CQ) enter(s *Shard) (news bool) {
+	news = c.shards.add(s)
+	if c.channel != nil {
+		news = c.channel.shards.add(s) || news
 	}
-	if c.channel != nil && c.channel.shards.add(s) {
-		c.channel.sleepers.wake()
+	return news
+}
+
+// exit undoes enter.
+func (c *CQ) exit(s *Shard) {
+	c.shards.remove(s)
+	if c.channel != nil {
+		c.channel.shards.remove(s)
 	}
 }
 
@@ -274,8 +282,11 @@ func (c *CQ) fire(e *errands) {
 		}
 		c.mu.Unlock()
 	}
-	if due&dueWake != 0 {
+	if due&(dueWake|dueShards) != 0 {
 		c.sleepers.wake()
+	}
+	if due&dueShards != 0 && c.channel != nil {
+		c.channel.sleepers.wake()
 	}
 	if due&dueEvent != 0 && c.channel != nil {
 		c.channel.add(c)
@@ -318,7 +329,7 @@ func (c *completions) Complete(wc *queue.WC, solicited bool) bool {
 	ok, due := c.cq.add(wc, solicited)
 	if due != 0 {
 		c.cq.due.Or(due)
-		home := c.qp.home.Load()
+		home := c.qp.shard()
 		home.fired = append(home.fired, c.cq)
 		home.hasFired.Store(true)
 	}
@@ -331,7 +342,7 @@ func (c *completions) Complete(wc *queue.WC, solicited bool) bool {
 // end makes the QP's shard bring it into the error state, because a CQ of it overran. It takes no lock, since the
 // caller may be at another shard: the doorbell tells, and the caller drives that shard later.
 func (q *QP) end() *Shard {
-	home := q.home.Load()
+	home := q.shard()
 	if !q.ended.Swap(true) {
 		home.ring(q)
 	}

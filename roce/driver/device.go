@@ -4,8 +4,8 @@
 // A shard is one queue of the link with the transport state of the queue pairs at home there, under one mutex.
 // Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
 // done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
-// while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and
-// those to an address of this process go the same way (loopback.go). What changes about the port is followed (follow.go).
+// while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue
+// pair whose frames all do so moves (move.go); those to an address of this process go through inboxes, too (loopback.go). What changes about the port is followed (follow.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
@@ -50,6 +50,9 @@ type Options struct {
 	// simulations, which also bring their own Clock.
 	Manual bool
 	Clock  func() transport.Time
+	// MoveAfter is how many packets of a QP have to come in at another queue in a row, and none at its own, until it moves
+	// there; 0 means 256. Each move takes twice as many as the last one.
+	MoveAfter int
 }
 
 const maxShards = 64 // a CQ keeps the set of its shards in one word
@@ -99,6 +102,11 @@ func open(l link.Device, o Options) (*Device, error) {
 	if o.Window < 0 || o.Window > 1<<16 {
 		return nil, fmt.Errorf("%w: window of %d frames, the limit is %d", ErrInvalid, o.Window, 1<<16)
 	}
+	if o.MoveAfter < 0 || o.MoveAfter > longestMoveAfter {
+		return nil, fmt.Errorf("%w: moving after %d packets, the limit is %d", ErrInvalid, o.MoveAfter, longestMoveAfter)
+	} else if o.MoveAfter == 0 {
+		o.MoveAfter = defaultMoveAfter
+	}
 	queues := l.Queues()
 	if len(queues) == 0 || len(queues) > maxShards {
 		return nil, fmt.Errorf("%w: %s has %d queues, the engine drives 1 to %d: ask for fewer of them",
@@ -122,6 +130,7 @@ func open(l link.Device, o Options) (*Device, error) {
 		inboxes := make([]*inbox, len(d.shards))
 		for i, from := range d.shards {
 			inboxes[i] = &inbox{from: from, to: s}
+			s.ways = append(s.ways, place{shard: s, to: from})
 		}
 		s.inboxes.Store(&inboxes)
 	}

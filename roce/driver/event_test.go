@@ -87,7 +87,7 @@ func TestEventsCoalesce(t *testing.T) {
 	(*qpEvents)(q).Event(transport.EventCommEst)
 	e, _ := d.PollAsyncEvent()
 	require.Equal(t, transport.EventCommEst, e.Type)
-	require.NoError(t, q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState))
+	require.NoError(t, q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState, nil))
 	(*qpEvents)(q).Event(transport.EventQPFatal)
 	e, _ = d.PollAsyncEvent()
 	require.Equal(t, transport.EventQPFatal, e.Type)
@@ -201,9 +201,9 @@ func TestArmsAreIndependent(t *testing.T) {
 func TestEndOfMovedQP(t *testing.T) {
 	d, q := newManual(t, 3)
 	a := transport.Attributes{State: transport.StateInit, Port: 1}
-	require.NoError(t, q.modify(&a, transport.MaskState|transport.MaskPKeyIndex|transport.MaskPort|transport.MaskAccess))
+	require.NoError(t, q.modify(&a, transport.MaskState|transport.MaskPKeyIndex|transport.MaskPort|transport.MaskAccess, nil))
 	q.end()
-	q.move(d.shards[2])
+	q.settle(d.shards[2])
 	d.shards[0].drive(driveBriefly)
 	require.Equal(t, transport.StateError, q.State())
 	e, found := d.PollAsyncEvent()

@@ -198,8 +198,7 @@ func (d *Device) wired() (list []*QP) {
 // locked runs f under the lock of the shard where a connected queue pair is at home.
 func (q *QP) locked(f func(*transport.QP)) {
 	q.control.Lock()
-	home := q.home.Load()
-	home.mu.Lock()
+	home := q.lock()
 	if s := q.transport.State(); !q.closed.Load() && !q.within.Load() && s >= transport.StateRTR && s != transport.StateError {
 		f(q.transport)
 	}

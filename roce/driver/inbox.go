@@ -69,26 +69,41 @@ func (s *Shard) inboxWaiting() bool {
 }
 
 // drainInboxes processes the frames that other shards handed over, and those on loopback. A frame whose QP has moved on
-// meanwhile is dropped: handing it over again might go in circles.
+// meanwhile is handed on.
 func (s *Shard) drainInboxes(now transport.Time) {
 	for _, b := range *s.inboxes.Load() {
 		// What comes in meanwhile is for the next turn.
 		for range b.ring.Waiting() {
-			var q *QP
-			segments := b.ring.Front()
-			reason := s.packet.Parse(segments)
-			if reason == roce.DropNone {
-				if q = s.device.numbers.find(s.packet.DestinationQPN); q == nil || q.home.Load() != s {
-					reason = roce.DropUnknownQPN
-				}
-			}
-			s.process(now, q, reason, segments)
+			s.receiveInbox(now, b)
 			b.ring.Release()
 		}
 		if b.ring.Starved() {
 			b.from.resumed.Store(true)
 			s.hand(b.from)
 		}
+	}
+	s.letGo()
+}
+
+// receiveInbox lets the transport process the packet in front of an inbox.
+func (s *Shard) receiveInbox(now transport.Time, b *inbox) {
+	var q *QP
+	segments := b.ring.Front()
+	reason := s.packet.Parse(segments)
+	if reason == roce.DropNone {
+		q = s.device.numbers.find(s.packet.DestinationQPN)
+		switch {
+		case q == nil:
+			reason = roce.DropUnknownQPN
+		case s.has(q):
+		case s.handOver(q, segments):
+			return
+		default:
+			reason = roce.DropInboxFull
+		}
+	}
+	if s.process(now, q, reason, segments) && b.from != s && b.from.device == s.device && !q.within.Load() {
+		s.cameElsewhere(q, b.from)
 	}
 }
 

@@ -87,7 +87,7 @@ func (d *Device) has(address netip.Addr) (bool, error) {
 // them.
 func (d *Device) home(number roce.QPN) *Shard {
 	if q := d.numbers.find(number); q != nil {
-		return q.home.Load()
+		return q.shard()
 	}
 	return d.shards[0]
 }

@@ -25,6 +25,9 @@ type station struct {
 	cq     *CQ
 	qp     *QP
 	region *memory.Region
+	buffer []byte // of the region
+
+	label, timeout uint8 // of the QPs to connect: flow label, ACK timeout code
 }
 
 type inNetwork struct {
@@ -36,12 +39,24 @@ func (n inNetwork) Network() string { return n.name }
 
 func newStation(t *testing.T, network *mem.Network, name string) *station {
 	t.Helper()
-	l, err := network.NewDevice(mem.DeviceOptions{})
+	return newStationOf(t, network, name, mem.DeviceOptions{}, Options{})
+}
+
+func newStationOf(t testing.TB, network *mem.Network, name string, lo mem.DeviceOptions, o Options) *station {
+	t.Helper()
+	l, err := network.NewDevice(lo)
 	require.NoError(t, err)
-	d, err := Open(inNetwork{l, name}, Options{Manual: true})
+	o.Manual = true
+	d, err := Open(inNetwork{l, name}, o)
 	require.NoError(t, err)
-	s := &station{device: d, domain: new(memory.Domain)}
-	s.region, err = d.memory.Register(s.domain, make([]byte, 1<<20), 0, memory.LocalWrite|memory.RemoteWrite)
+	return newStationOn(t, d)
+}
+
+func newStationOn(t testing.TB, d *Device) *station {
+	t.Helper()
+	s := &station{device: d, domain: new(memory.Domain), buffer: make([]byte, 1<<20)}
+	var err error
+	s.region, err = d.memory.Register(s.domain, s.buffer, 0, memory.LocalWrite|memory.RemoteWrite)
 	require.NoError(t, err)
 	s.cq, err = d.CreateCQ(64, nil)
 	require.NoError(t, err)
@@ -49,7 +64,7 @@ func newStation(t *testing.T, network *mem.Network, name string) *station {
 	return s
 }
 
-func (s *station) newQP(t *testing.T) *QP {
+func (s *station) newQP(t testing.TB) *QP {
 	t.Helper()
 	qp, err := s.device.CreateQP(QPConfig{
 		Type: transport.RC, Domain: s.domain, SendCQ: s.cq, RecvCQ: s.cq,
@@ -59,7 +74,7 @@ func (s *station) newQP(t *testing.T) *QP {
 	return qp
 }
 
-func (s *station) close(t *testing.T) {
+func (s *station) close(t testing.TB) {
 	t.Helper()
 	require.NoError(t, s.qp.Close())
 	require.NoError(t, s.cq.Close())
@@ -68,7 +83,7 @@ func (s *station) close(t *testing.T) {
 }
 
 // connect brings a QP to RTS, with a QP of a number at a peer's address.
-func (s *station) connect(t *testing.T, q *QP, peer *station, number roce.QPN) {
+func (s *station) connect(t testing.TB, q *QP, peer *station, number roce.QPN) {
 	t.Helper()
 	gid, err := peer.device.GID(0)
 	require.NoError(t, err)
@@ -81,15 +96,15 @@ func (s *station) connect(t *testing.T, q *QP, peer *station, number roce.QPN) {
 		{transport.Attributes{State: transport.StateRTR, PathMTU: roce.MTU1024, DestinationQPN: number, MaxDestRDAtomic: 1},
 			transport.MaskState | transport.MaskAV | transport.MaskPathMTU | transport.MaskDestinationQPN | transport.MaskRQPSN |
 				transport.MaskMaxDestRDAtomic | transport.MaskMinRNRTimer},
-		{transport.Attributes{State: transport.StateRTS, MaxRDAtomic: 1},
+		{transport.Attributes{State: transport.StateRTS, MaxRDAtomic: 1, Timeout: s.timeout, RetryCount: 7},
 			transport.MaskState | transport.MaskTimeout | transport.MaskRetryCount | transport.MaskRNRRetry |
 				transport.MaskSQPSN | transport.MaskMaxRDAtomic},
 	} {
-		require.NoError(t, q.Modify(context.Background(), &step.a, &AddressVector{DGID: gid}, step.mask))
+		require.NoError(t, q.Modify(context.Background(), &step.a, &AddressVector{DGID: gid, FlowLabel: uint32(s.label)}, step.mask))
 	}
 }
 
-func (s *station) write(t *testing.T, q *QP, peer *station, length int) {
+func (s *station) write(t testing.TB, q *QP, peer *station, length int) {
 	t.Helper()
 	_, err := q.PostSend([]queue.SendWR{{
 		Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RemoteAddr: peer.region.Address(), RKey: peer.region.Key(),

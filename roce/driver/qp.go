@@ -38,7 +38,9 @@ type QP struct {
 	number    roce.QPN
 	config    QPConfig
 	transport *transport.QP
-	home      atomic.Pointer[Shard]
+	place     atomic.Pointer[place] // where it is at home (move.go)
+	arrivals  arrivals
+	counted   *Shard // where its CQs count it; guarded by the lock of its home
 
 	ringing     atomic.Bool // on its shard's stack of doorbells
 	ringingNext *QP
@@ -78,7 +80,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 	} else if q.receive, q.posted, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
 		return nil, err
 	}
-	q.home.Store(d.shards[0])
+	q.place.Store(&d.shards[0].place)
 	if err := d.adopt(q); err != nil {
 		return nil, err
 	}
@@ -188,7 +190,7 @@ func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
 	}
 	q.sendMu.Unlock()
 	if posted > 0 {
-		home := q.home.Load()
+		home := q.shard()
 		home.ring(q)
 		home.drive(driveBriefly)
 	}
@@ -214,7 +216,7 @@ func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
 	// In the error state somebody has to flush it. Either the engine saw the request when it entered the state, or this
 	// sees the state.
 	if posted > 0 && q.transport.State() == transport.StateError {
-		home := q.home.Load()
+		home := q.shard()
 		home.ring(q)
 		home.drive(driveBriefly)
 	}
@@ -254,18 +256,17 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 		return err
 	}
 	if home != nil && q.State() == transport.StateInit {
-		q.move(home)
+		q.settle(home)
 	}
-	attributes.Loopback = nil
+	var loop *loopback
 	if within != nil {
-		attributes.Loopback = &loopback{from: q.home.Load(), device: within, peer: remote}
+		loop = &loopback{device: within, peer: remote}
 	}
-	if err := q.modify(&attributes, mask); err != nil {
+	if err := q.modify(&attributes, mask, loop); err != nil {
 		return err
 	}
 	if mask&transport.MaskAV != 0 {
 		q.vector = *av
-		q.within.Store(within != nil)
 		if q.device.follower.generation.Load() != generation {
 			q.device.note(link.ChangedPort | link.ChangedWays) // while nobody knew of the new way yet
 		}
@@ -303,28 +304,37 @@ func (q *QP) connect(
 	return d.shards[label%uint32(len(d.shards))], within, nil
 }
 
-// checkModify says whether the QP is in a state for the change. The caller holds control, so that the QP stays at its home.
+// checkModify says whether the QP is in a state for the change. The caller holds control.
 func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) error {
 	if q.closed.Load() {
 		return q.closedError()
 	}
-	home := q.home.Load()
-	home.mu.Lock()
+	home := q.lock()
 	defer home.unlock()
 	return q.transport.CheckModify(a, mask)
 }
 
-func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask) error {
+// modify makes a change. loop is the way to the peer if that is within the process, and nil otherwise.
+func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop *loopback) error {
 	// A reset drops what is in the rings: nobody may post meanwhile.
 	q.sendMu.Lock()
 	defer q.sendMu.Unlock()
 	q.recvMu.Lock()
 	defer q.recvMu.Unlock()
-	home := q.home.Load()
-	home.mu.Lock()
+	home := q.lock()
+	a.Loopback = nil
+	if loop != nil {
+		loop.from, a.Loopback = home, loop
+	}
 	err := q.transport.Modify(q.device.options.Clock(), a, mask)
+	if err == nil && mask&transport.MaskAV != 0 {
+		q.within.Store(loop != nil) // from here on it stays where it is
+	}
 	if err == nil && q.transport.State() == transport.StateReset {
 		q.fatal = false
+	}
+	if q.closed.Load() {
+		q.belong(nil, home)
 	}
 	home.unlock()
 	home.drive(driveBriefly) // what the change made ready to send
@@ -336,24 +346,22 @@ func (q *QP) destination() roce.QPN {
 	return a.DestinationQPN
 }
 
-// move brings a QP that has not been in RTR to its home.
-func (q *QP) move(to *Shard) {
-	from := q.home.Load()
-	from.mu.Lock()
+// settle brings a QP in INIT to its first home.
+func (q *QP) settle(to *Shard) {
+	from := q.lock()
+	defer from.unlock()
 	from.engine.Remove(q.transport)
 	q.transport.Attach(to.engine)
-	q.home.Store(to)
-	from.unlock()
-	q.config.SendCQ.addShard(to)
-	q.config.RecvCQ.addShard(to)
+	q.restart()
+	q.belong(to, from)
+	q.place.Store(&to.place)
 }
 
 // Query returns the attributes as they are now, and the completion that brought the QP into the error state, if any.
 func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
 	q.control.Lock()
 	defer q.control.Unlock()
-	home := q.home.Load()
-	home.mu.Lock()
+	home := q.lock()
 	defer home.unlock()
 	return q.transport.Attributes(), q.vector, q.transport.Failure()
 }
@@ -366,7 +374,7 @@ func (q *QP) Close() error {
 	if q.closed.Swap(true) {
 		return q.closedError()
 	}
-	if err := q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState); err != nil {
+	if err := q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState, nil); err != nil {
 		return err
 	}
 	q.device.release(q)

@@ -53,6 +53,8 @@ type Shard struct {
 	device *Device
 	index  int
 	queue  link.Queue
+	place  place   // of the QPs at home here
+	ways   []place // of those on their way to another shard of the device, by its index
 
 	// doorbells is a stack of the QPs that have new work, linked by QP.ringingNext.
 	doorbells atomic.Pointer[QP]
@@ -61,20 +63,21 @@ type Shard struct {
 
 	kickMu sync.Mutex // held by whoever is in Kick
 
-	mu     sync.Mutex // guards everything below, and the data-path calls of queue except Kick
-	engine *transport.Engine
-	user   *memory.User
-	frames [receiveBatch]link.Frame
-	packet roce.Packet
-	fired  []*CQ          // CQs that have something due (CQ.fire)
-	handed []*Shard       // the shards that were handed something in this turn
-	now    transport.Time // of the turn
-	full   transport.Time // since when the link has no transmit buffer; 0 if it had one
-	waste  []byte         // where frames are written that go nowhere
-	wasted bool           // the transmitter lent it last
-	closed bool
-	taps   []*capture.Buffer // of the captures that are on (capture.go)
-	sent   [1][]byte         // of the packet that is shown to them
+	mu      sync.Mutex // guards everything below, and the data-path calls of queue except Kick
+	engine  *transport.Engine
+	user    *memory.User
+	frames  [receiveBatch]link.Frame
+	packet  roce.Packet
+	fired   []*CQ          // CQs that have something due (CQ.fire)
+	handed  []*Shard       // the shards that were handed something in this turn
+	leaving []*QP          // QPs that want to move
+	now     transport.Time // of the turn
+	full    transport.Time // since when the link has no transmit buffer; 0 if it had one
+	waste   []byte         // where frames are written that go nowhere
+	wasted  bool           // the transmitter lent it last
+	closed  bool
+	taps    []*capture.Buffer // of the captures that are on (capture.go)
+	sent    [1][]byte         // of the packet that is shown to them
 
 	hasFired atomic.Bool // fired is not empty
 	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
@@ -93,6 +96,7 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 		device: d, index: index, queue: q,
 		user: user, engine: transport.NewEngine(user),
 	}
+	s.place.shard = s
 	s.inboxes.Store(new([]*inbox))
 	return s, s.background.init(d.options.Manual)
 }
@@ -129,13 +133,14 @@ func (s *Shard) answerDoorbells() (did bool) {
 		next := q.ringingNext
 		q.ringingNext = nil
 		q.ringing.Store(false)
-		if home := q.home.Load(); home == s {
+		if s.has(q) {
 			if q.ended.Swap(false) {
 				s.answerEnd(q)
 			}
 			s.engine.Ready(q.transport)
-		} else {
-			home.ring(q) // it moved in between
+		} else { // it moved in between
+			home := q.shard()
+			home.ring(q)
 			s.hand(home)
 		}
 		q, did = next, true
@@ -272,18 +277,20 @@ func (s *Shard) turn() (r turnResult) {
 func (s *Shard) receive(now transport.Time, segments [][]byte) {
 	q, reason := s.lookUp(segments)
 	if reason == roce.DropNone {
-		if home := q.home.Load(); home == s {
+		switch {
+		case s.has(q):
 			// Nothing may change because of a packet whose ICRC is wrong.
 			reason = s.packet.CheckICRC(segments)
-		} else if home.inboxFrom(s).ring.Put(segments) {
+		case s.handOver(q, segments):
 			s.engine.Counters().HandedOver++
-			s.hand(home)
 			return
-		} else {
+		default:
 			reason = roce.DropInboxFull
 		}
 	}
-	s.process(now, q, reason, segments)
+	if s.process(now, q, reason, segments) && q.arrivals.run != 0 {
+		q.arrivals.run = 0
+	}
 }
 
 // lookUp finds the QP that a frame is for. Its headers are in packet then.
@@ -301,17 +308,19 @@ func (s *Shard) lookUp(segments [][]byte) (*QP, roce.DropReason) {
 	return q, roce.DropNone
 }
 
-// process lets the transport process the packet of a frame, unless there is a reason to drop it.
-func (s *Shard) process(now transport.Time, q *QP, reason roce.DropReason, segments [][]byte) {
-	duplicate := false
+// process lets the transport process the packet of a frame, unless there is a reason to drop it, and reports whether it was the
+// peer's.
+func (s *Shard) process(now transport.Time, q *QP, reason roce.DropReason, segments [][]byte) (admitted bool) {
+	verdict := transport.Verdict{Dropped: reason}
 	if reason == roce.DropNone {
-		reason, duplicate = s.engine.Receive(now, q.transport, &s.packet)
+		verdict = s.engine.Receive(now, q.transport, &s.packet)
 	} else {
 		s.engine.Counters().Drops[reason]++
 	}
 	if len(s.taps) > 0 {
-		s.captureReceived(now, q, reason, duplicate, segments)
+		s.captureReceived(now, q, verdict, segments)
 	}
+	return verdict.Admitted
 }
 
 // kick makes the link send what was published. It needs no lock of the shard, and one caller at a time is enough: who

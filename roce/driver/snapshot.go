@@ -243,8 +243,7 @@ func (d *Device) status() DeviceStatus {
 
 func (q *QP) status() QPStatus {
 	q.control.Lock()
-	home := q.home.Load()
-	home.mu.Lock()
+	home := q.lock()
 	t, a := q.transport.Status(), q.transport.Attributes()
 	home.unlock()
 	q.control.Unlock()

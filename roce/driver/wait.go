@@ -166,13 +166,29 @@ type awaited interface {
 	shardSet() *shardSet
 }
 
-// shardSet is a set of shards, a bit each. It only grows.
-type shardSet struct{ bits atomic.Uint64 }
+// shardSet is a set of shards, a bit each, with how many queues of QPs at home there are the reason.
+type shardSet struct {
+	bits   atomic.Uint64
+	mu     sync.Mutex // guards counts
+	counts [maxShards]uint16
+}
 
 // add reports whether the shard is a new one.
 func (a *shardSet) add(s *Shard) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts[s.index]++
 	bit := uint64(1) << s.index
 	return a.bits.Or(bit)&bit == 0
+}
+
+// remove undoes an add.
+func (a *shardSet) remove(s *Shard) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.counts[s.index]--; a.counts[s.index] == 0 {
+		a.bits.And(^(uint64(1) << s.index))
+	}
 }
 
 // sleepers are the goroutines that are blocked on something.

@@ -53,7 +53,7 @@ func (q *QP) drop(reason roce.DropReason) {
 	for _, c := range q.counts {
 		c.Drops[reason]++
 	}
-	q.engine.dropped = reason
+	q.engine.verdict.Dropped = reason
 }
 
 func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {

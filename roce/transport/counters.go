@@ -27,6 +27,7 @@ type Counters struct {
 	RetriesExceeded    uint64
 	RNRRetriesExceeded uint64
 	HandedOver         uint64 // packets that came in on another shard's queue; of the engine there
+	Moves              uint64 // QPs that came from another engine, of a QP its moves
 	CompletionsDropped uint64 // completions that found their CQ full: the QP failed
 
 	Drops [roce.DropReasons]uint64
@@ -62,6 +63,7 @@ var names = [...]struct {
 	{"retry_exceeded_err", func(c *Counters) *uint64 { return &c.RetriesExceeded }},
 	{"retry_rnr_exceeded_err", func(c *Counters) *uint64 { return &c.RNRRetriesExceeded }},
 	{"handed_over", func(c *Counters) *uint64 { return &c.HandedOver }},
+	{"moves", func(c *Counters) *uint64 { return &c.Moves }},
 	{"dropped_cqe", func(c *Counters) *uint64 { return &c.CompletionsDropped }},
 }
 

@@ -29,6 +29,13 @@ type SentPacket struct {
 	By    Transmitter
 }
 
+// Verdict is what became of a received packet.
+type Verdict struct {
+	Admitted  bool            // it is the peer's: state, addresses and partition key are right
+	Dropped   roce.DropReason // DropNone if it was of use
+	Duplicate bool            // it is a request that was executed before
+}
+
 // quantum is how many frames one QP may emit before the next ready QP gets its turn: long enough to keep one
 // QP's data in cache, short enough that no QP waits for a whole message of another. Half an emit budget; not measured.
 const quantum = 16
@@ -44,10 +51,8 @@ type Engine struct {
 	timers   timerHeap
 	counters Counters
 
-	tap Tap // or nil
-	// Of the packet that is being received: why it was dropped, and whether it is a request that was executed before.
-	dropped   roce.DropReason
-	duplicate bool
+	tap     Tap     // or nil
+	verdict Verdict // on the packet that is being received
 }
 
 // NewEngine makes an engine whose accesses to user memory go through user.
@@ -59,18 +64,18 @@ func (e *Engine) Counters() *Counters { return &e.counters }
 // SetTap has a Tap shown what is sent from now on; nil ends that.
 func (e *Engine) SetTap(t Tap) { e.tap = t }
 
-// Receive processes a packet for qp, one that Packet.Parse has accepted. The packet is only looked at during the
-// call. It returns why the packet was dropped, DropNone if it was of use, and whether it is a request that was executed before.
-func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) (dropped roce.DropReason, duplicate bool) {
+// Receive processes a packet for qp, one that Packet.Parse has accepted, and returns what became of it. The packet is only
+// looked at during the call.
+func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 	e.now = now
 	for _, c := range qp.counts {
 		c.ReceivedPackets++
 		c.ReceivedBytes += uint64(p.PayloadLength)
 	}
-	e.dropped, e.duplicate = roce.DropNone, false
+	e.verdict = Verdict{}
 	if reason := qp.admit(p); reason != roce.DropNone {
 		qp.drop(reason)
-		return reason, false
+		return e.verdict
 	}
 	for _, c := range qp.counts {
 		c.ReceivedOpcodes[p.Opcode&opcodeMask]++
@@ -80,7 +85,8 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) (dropped roce.DropRea
 	} else {
 		qp.receiveResponse(p)
 	}
-	return e.dropped, e.duplicate
+	e.verdict.Admitted = true
+	return e.verdict
 }
 
 // Ready marks a QP that may have something to do: work was posted, or its state was changed.
@@ -165,6 +171,12 @@ func (e *Engine) Expire(now Time) {
 // Remove forgets a QP: it is neither ready nor has a deadline afterwards.
 func (e *Engine) Remove(qp *QP) {
 	qp.stopTimer()
+	e.Release(qp)
+}
+
+// Release lets a QP go, with its deadline: from then on it does nothing, and nothing may be done with it, until an engine
+// adopts it, this one or another one of the same clock.
+func (e *Engine) Release(qp *QP) {
 	if qp.timer.queued {
 		e.timers.remove(qp)
 	}
@@ -180,4 +192,19 @@ func (e *Engine) Remove(qp *QP) {
 			e.Ready(other)
 		}
 	}
+}
+
+// Adopt takes in a QP that was released. It goes on where it was: a deadline that has passed meanwhile fires at once. Whether it
+// was ready is not asked, since it costs no more to find out.
+func (e *Engine) Adopt(qp *QP) {
+	if qp.engine != e {
+		qp.Attach(e)
+		for _, c := range qp.counts {
+			c.Moves++
+		}
+	}
+	if qp.timer.deadline != 0 {
+		qp.setTimer(qp.timer.deadline)
+	}
+	e.Ready(qp)
 }

@@ -48,7 +48,7 @@ type Config struct {
 	Events Events
 }
 
-// QP is a queue pair. It belongs to the Engine that it was last given to by Attach.
+// QP is a queue pair. It belongs to the Engine that it was last given to, by Attach or Adopt.
 type QP struct {
 	config    Config
 	principal *memory.Principal // on whose behalf user memory is accessed
@@ -97,7 +97,8 @@ func NewQP(config Config) (*QP, error) {
 	return q, nil
 }
 
-// Attach gives the QP to an engine. It must not be known to any other (Engine.Remove).
+// Attach gives a QP in RESET or INIT, which has nothing to do yet, to an engine. Later ones it goes to by Engine.Release and
+// Engine.Adopt.
 func (q *QP) Attach(e *Engine) {
 	q.engine = e
 	q.counts = [2]*Counters{&q.counters, &e.counters}

@@ -111,7 +111,7 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 		for _, c := range q.counts {
 			c.DuplicateRequests++
 		}
-		q.engine.duplicate = true
+		q.engine.verdict.Duplicate = true
 		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
 	default:
 		for _, c := range q.counts {

@@ -83,6 +83,7 @@ type Network struct {
 	suffered map[packetID]int // how often each packet was harmed, if Faults.Spare needs it
 	pool     [][]byte
 	packet   roce.Packet
+	spread   func(roce.QPN) int // or nil
 }
 
 // NewNetwork makes a network.
@@ -110,6 +111,15 @@ func (n *Network) SetIntercept(f func(frame []byte, packet *roce.Packet) Verdict
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.options.Intercept = f
+}
+
+// SetSpread makes the devices choose the queue of a frame by the QPN that it is for, as a NIC does by a hash: f(QPN) modulo the
+// number of queues, or, if that is negative, where the frame would have arrived otherwise. f runs under the network's lock and must not
+// call into the network. Nil ends it.
+func (n *Network) SetSpread(f func(roce.QPN) int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.spread = f
 }
 
 // Now is the reading of the manual clock.
@@ -265,6 +275,11 @@ func (n *Network) deliver(frame []byte, queue int) {
 	q := d.queues[queue%len(d.queues)]
 	if n.options.Scatter {
 		q = d.queues[n.random.IntN(len(d.queues))]
+	}
+	if n.spread != nil && n.packet.ParseHeaders([][]byte{frame}) == roce.DropNone {
+		if at := n.spread(n.packet.DestinationQPN); at >= 0 {
+			q = d.queues[at%len(d.queues)]
+		}
 	}
 	q.arrive(frame)
 }

@@ -7,7 +7,7 @@
 // while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue
 // pair whose frames all do so moves (move.go); those to an address of this process go through inboxes, too (loopback.go). What changes about the port is followed (follow.go).
 //
-// Lock order: QP.control, QP.send, QP.receive, Shard.mu, CQ.produce. No two shard locks are ever held at once,
+// Lock order: QP.control, QP.send, QP.receive, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
 // and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
 // events (backlog.mu) and those of who sleeps, under which nothing of these is locked.
@@ -288,7 +288,7 @@ func (d *Device) resolve(ctx context.Context, av *AddressVector, source roce.GID
 	}, nil
 }
 
-// adopt gives a QP its number and makes it a user of its CQs and its SRQ.
+// adopt makes a QP a user of its CQs and its SRQ.
 func (d *Device) adopt(q *QP) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -303,16 +303,12 @@ func (d *Device) adopt(q *QP) (err error) {
 	case c.SRQ != nil && c.SRQ.closed.Load():
 		return fmt.Errorf("SRQ: %w", ErrClosed)
 	}
-	if q.number, err = d.numbers.claim(); err != nil {
-		return err
-	}
 	if err = c.SendCQ.addQP(q); err == nil {
 		if err = c.RecvCQ.addQP(q); err != nil {
 			c.SendCQ.removeQP(q)
 		}
 	}
 	if err != nil {
-		d.numbers.release(q.number)
 		return err
 	}
 	d.qpCount++
@@ -322,7 +318,7 @@ func (d *Device) adopt(q *QP) (err error) {
 	return nil
 }
 
-// release undoes adopt.
+// release undoes adopt, and gives the number back.
 func (d *Device) release(q *QP) {
 	d.numbers.release(q.number)
 	c := &q.config

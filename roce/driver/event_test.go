@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -195,6 +196,41 @@ func TestArmsAreIndependent(t *testing.T) {
 	require.NoError(t, cq.Close())
 	require.NoError(t, ch.Close())
 	support.Object(t, "CompChannel", "ReqNotify beside a blocked Wait", "both are served")
+}
+
+// TestNewQPIsComplete: a queue pair that a CQ knows, and may end, has its transport.
+func TestNewQPIsComplete(t *testing.T) {
+	d, q := newManual(t, 1)
+	cq := q.config.SendCQ
+	var done atomic.Bool
+	var creator sync.WaitGroup
+	creator.Go(func() {
+		defer done.Store(true)
+		for range 2000 {
+			made, err := d.CreateQP(q.config)
+			if err == nil {
+				err = made.Close()
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	seen, incomplete := 0, 0
+	for !done.Load() {
+		cq.mu.Lock()
+		for _, q := range cq.qps {
+			seen++
+			if q.transport == nil {
+				incomplete++
+			}
+		}
+		cq.mu.Unlock()
+	}
+	creator.Wait()
+	require.Greater(t, seen, 100)
+	require.Zero(t, incomplete)
 }
 
 // TestEndOfMovedQP: a CQ overruns at one shard while its other QP moves to a third; the doorbell follows it.

@@ -40,11 +40,16 @@ func (s *Shard) inboxFrom(from *Shard) *inbox {
 // forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one.
 func (s *Shard) forget(d *Device) {
 	s.mu.Lock()
-	defer s.unlock()
-	if s.closed {
-		return
+	if !s.closed {
+		s.drainInboxes(s.device.options.Clock())
+		s.dropInboxes(d)
 	}
-	s.drainInboxes(s.device.options.Clock())
+	s.mu.Unlock()
+	s.drive(driveBriefly) // for what the frames have made ready, and whom they were handed on to
+}
+
+// dropInboxes removes the inboxes from the shards of a device.
+func (s *Shard) dropInboxes(d *Device) {
 	for {
 		list := s.inboxes.Load()
 		kept := make([]*inbox, 0, len(*list))

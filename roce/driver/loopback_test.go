@@ -157,6 +157,26 @@ func TestLoopbackWaitsForTheInbox(t *testing.T) {
 	support.Object(t, "Loopback", "peer that is too slow", "the sender waits, nothing is lost")
 }
 
+// TestForgetGoesOn: frames that a device has left behind when it stopped are processed, and what they make ready is done,
+// without anybody else who drives.
+func TestForgetGoesOn(t *testing.T) {
+	network := mem.NewNetwork(mem.Options{Manual: true})
+	a, b := newStation(t, network, "one"), newStation(t, network, "one")
+	defer b.close(t)
+	defer a.close(t)
+	a.connect(t, a.qp, b, b.qp.number)
+	b.connect(t, b.qp, a, a.qp.number)
+	sa, sb := a.device.shards[0], b.device.shards[0]
+	sb.mu.Lock() // somebody is at it
+	a.write(t, a.qp, b, 8)
+	require.Equal(t, 1, sb.inboxFrom(sa).ring.Waiting())
+	sb.mu.Unlock() // and has not looked again
+	sb.forget(a.device)
+	require.EqualValues(t, 1, sb.engine.Counters().SentPackets, "the acknowledgement")
+	require.True(t, sb.engine.Idle())
+	require.Zero(t, a.qp.Outstanding())
+}
+
 // TestInboxOfSilentPeer: whoever drains an inbox has the queue pairs go on that found it full, also where no answer does so
 // and where somebody else is at their shard just then.
 func TestInboxOfSilentPeer(t *testing.T) {

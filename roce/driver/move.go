@@ -128,6 +128,9 @@ func (s *Shard) letGo() {
 		if q.place.Load() != &s.place {
 			continue // it is in the list twice, and somebody else's by now
 		}
+		if q.arrivals.run+1 != q.arrivals.patience {
+			continue // a packet came in elsewhere meanwhile
+		}
 		to := q.arrivals.at
 		if q.within.Load() || s.inboxFrom(to).ring.Waiting() > 0 || s.queue.Pending() {
 			continue

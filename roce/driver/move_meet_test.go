@@ -146,7 +146,7 @@ func TestLookAtALeavingQP(t *testing.T) {
 	m.a.write(t, q, m.b, 8)
 	home, to := m.a.device.shards[1], m.a.device.shards[3]
 	home.mu.Lock()
-	q.arrivals.at = to
+	q.arrivals.at, q.arrivals.run = to, q.arrivals.patience-1
 	home.leaving = append(home.leaving, q)
 	home.letGo()
 	home.mu.Unlock()

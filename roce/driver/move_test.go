@@ -295,7 +295,7 @@ func TestDeadlineMoves(t *testing.T) {
 // moveNow makes a queue pair move without a packet.
 func (q *QP) moveNow(to *Shard) {
 	from := q.lock()
-	q.arrivals.at = to
+	q.arrivals.at, q.arrivals.run = to, q.arrivals.patience-1
 	from.leaving = append(from.leaving, q)
 	from.letGo()
 	from.mu.Unlock()

@@ -81,7 +81,7 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		return nil, err
 	}
 	q.place.Store(&d.shards[0].place)
-	if err := d.adopt(q); err != nil {
+	if q.number, err = d.numbers.claim(); err != nil {
 		return nil, err
 	}
 	q.transport, err = transport.NewQP(transport.Config{
@@ -91,11 +91,15 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 		SignalAll: c.SignalAll, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline,
 		Window: d.options.Window, SharedReceive: c.SRQ != nil, Events: (*qpEvents)(q),
 	})
+	if err == nil {
+		// First, since a CQ that overruns ends the QPs that it knows.
+		q.transport.Attach(d.shards[0].engine)
+		err = d.adopt(q)
+	}
 	if err != nil {
-		d.release(q)
+		d.numbers.release(q.number)
 		return nil, err
 	}
-	q.transport.Attach(d.shards[0].engine)
 	d.numbers.publish(q)
 	return q, nil
 }

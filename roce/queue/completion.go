@@ -129,7 +129,8 @@ type WC struct {
 	InvalidatedRKey uint32
 	QPN             roce.QPN // the local QP
 	// Timestamp is when the completion was made, in nanoseconds of the device's clock: the reading of the turn that
-	// made it, so completions of one batch share it. It is valid whatever Status is; 0 if the engine set none.
+	// made it, so completions of one batch share it, and one may be earlier by a turn than the one before it when the QP
+	// has moved to another queue of the device in between. It is valid whatever Status is; 0 if the engine set none.
 	Timestamp int64
 
 	// What the engine knew when the request ended, to explain a failure.

@@ -199,6 +199,7 @@ func (e *Engine) Release(qp *QP) {
 func (e *Engine) Adopt(qp *QP) {
 	if qp.engine != e {
 		qp.Attach(e)
+		qp.requester.roundTrip.abandon() // the turn that goes on here may have begun before the one that asked
 		for _, c := range qp.counts {
 			c.Moves++
 		}

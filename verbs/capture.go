@@ -158,14 +158,14 @@ func (c *Capture) run() {
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	err := c.out.Flush() // a reader has a valid capture before the first packet
-	for ended := false; err == nil && !ended; {
+	for err == nil && !c.ending() {
 		select {
 		case <-c.end:
-			ended = true
 		case <-c.device.driver.Done():
-			ended = true
 		case <-tick.C:
-			_, err = c.write(flushPackets)
+			for more := true; more && err == nil && !c.ending(); {
+				more, err = c.write(flushPackets)
+			}
 		}
 	}
 	c.source.Stop()
@@ -174,6 +174,18 @@ func (c *Capture) run() {
 	}
 	c.stats.LeftOut = c.source.LeftOut()
 	c.err = errors.Join(err, c.finish(err))
+}
+
+// ending says that it was stopped, or that the device was closed.
+func (c *Capture) ending() bool {
+	select {
+	case <-c.end:
+		return true
+	case <-c.device.driver.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // write writes at most so many packets, and reports whether there may be more.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -167,6 +168,57 @@ func TestCaptureTooSlow(t *testing.T) {
 	require.Equal(t, stats.Packets+stats.LeftOut, c.Interfaces[0].Statistics.PacketsReceived)
 	require.Contains(t, c.Interfaces[0].Statistics.Comment, "left out")
 	support.Object(t, "Device", "StartCapture, read too slowly", "traffic goes on; what is left out is counted where it is missing")
+}
+
+type countingGate struct {
+	gate
+	count atomic.Int64
+}
+
+func (g *countingGate) Write(b []byte) (int, error) {
+	n, err := g.gate.Write(b)
+	g.count.Add(int64(n))
+	return n, err
+}
+
+// TestCaptureCatchesUp: what has piled up while the writer was busy is written as fast as at the end of a capture, not so much per
+// look: otherwise packets are left out although the writer is idle.
+func TestCaptureCatchesUp(t *testing.T) {
+	const messages = 10_000
+	a, b := partnersAt(t, verbs.MTU1024)
+	complete := int64(0) // bytes
+	drain := func(stop bool) time.Duration {
+		g := &countingGate{gate: gate{open: make(chan struct{}), entered: make(chan struct{})}}
+		capture, err := a.device.StartCapture(g, verbs.CaptureOptions{})
+		require.NoError(t, err)
+		<-g.entered
+		for range messages {
+			require.Equal(t, verbs.WCSuccess, writeAll(t, a, b, 8))
+		}
+		start := time.Now()
+		close(g.open)
+		for limit := start.Add(patience); !stop && g.count.Load() < complete; time.Sleep(50 * time.Microsecond) {
+			require.True(t, time.Now().Before(limit))
+		}
+		took := time.Since(start)
+		stats, err := capture.Stop()
+		if stop {
+			took = time.Since(start)
+			complete = g.count.Load() - 256 // without the statistics
+		}
+		require.NoError(t, err)
+		require.Equal(t, verbs.CaptureStats{Packets: 2 * messages}, stats)
+		return took
+	}
+	for try := 1; ; try++ {
+		ending := drain(true)
+		running := drain(false)
+		t.Logf("%d packets: %v while it goes on, %v at the end", 2*messages, running, ending)
+		if running < 2*ending+2*time.Millisecond {
+			return
+		}
+		require.Less(t, try, 5)
+	}
 }
 
 type broken struct{}

@@ -98,8 +98,11 @@ func (c *captureCommand) Run(app *application) error {
 			_ = s.connection.Close()
 		}
 	}()
-	out, err := newCaptureOutput(app.stdout, c.Write, sources, c.Count, c.RotateSize*1_000_000, c.RotateFiles)
-	if err != nil {
+	out, err := newCaptureOutput(app.ctx, app.stdout, c.Write, sources, c.Count, c.RotateSize*1_000_000, c.RotateFiles)
+	switch {
+	case app.ctx.Err() != nil:
+		return context.Cause(app.ctx)
+	case err != nil:
 		return usage("%w", err)
 	}
 	return c.capture(app, sources, out)
@@ -189,27 +192,28 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 	if c.Duration > 0 {
 		over = time.After(c.Duration)
 	}
-	flush := time.NewTicker(flushInterval)
-	defer flush.Stop()
+	closing := make(chan struct{})
+	defer close(closing)
+	go out.flushUntil(closing) // it waits where the output is not read, and what follows must not
 	gone := false
-	for ended := false; !ended; {
-		select {
-		case <-flush.C:
-			out.flush()
-			continue
-		case <-finished:
-			gone = true
-		case <-app.ctx.Done():
-		case <-over:
-		case <-out.enough:
-		}
-		ended = true
+	select {
+	case <-finished:
+		gone = true
+	case <-app.ctx.Done():
+	case <-over:
+	case <-out.enough:
 	}
 	for _, s := range sources {
 		s.stop()
 	}
-	<-finished
-	err := out.close()
+	closed := make(chan error, 1)
+	go func() { <-finished; closed <- out.close() }()
+	var err error
+	select {
+	case err = <-closed:
+	case <-time.After(endTime + time.Second):
+		return fmt.Errorf("%s is not read: the capture is incomplete", out.describe())
+	}
 	packets, leftOut := uint64(0), uint64(0)
 	for _, s := range sources {
 		packets += s.statistics.Delivered

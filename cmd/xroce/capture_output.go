@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -35,8 +36,9 @@ type captureOutput struct {
 // statisticsSize is what the end of a file takes for each source, roughly.
 const statisticsSize = 256
 
+// newCaptureOutput begins the first file. A FIFO is opened when somebody reads it, or not before ctx ends.
 func newCaptureOutput(
-	stdout io.Writer, name string, sources []*captureSource, most uint64, limit int64, files int,
+	ctx context.Context, stdout io.Writer, name string, sources []*captureSource, most uint64, limit int64, files int,
 ) (*captureOutput, error) {
 	o := &captureOutput{
 		name: name, most: most, limit: limit, files: files, sources: sources, enough: make(chan struct{}),
@@ -52,7 +54,22 @@ func newCaptureOutput(
 		_, err := o.buffer.Write(o.header)
 		return o, err
 	}
-	return o, o.open()
+	opened := make(chan error, 1)
+	go func() { opened <- o.open() }()
+	select {
+	case err := <-opened:
+		return o, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// describe names where the capture goes.
+func (o *captureOutput) describe() string {
+	if o.name == "" {
+		return "the standard output"
+	}
+	return o.name
 }
 
 // fileName is the name of the current file, as tcpdump has it.
@@ -68,9 +85,9 @@ func (o *captureOutput) fileName() string {
 	return o.name + strconv.Itoa(o.number)
 }
 
-// open begins the current file.
+// open begins the current file. It is only written, so that a FIFO tells when its reader is gone.
 func (o *captureOutput) open() (err error) {
-	if o.file, err = os.Create(o.fileName()); err != nil {
+	if o.file, err = os.OpenFile(o.fileName(), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666); err != nil {
 		return err
 	}
 	o.buffer.Reset(o.file)
@@ -138,6 +155,20 @@ func (o *captureOutput) flush() {
 	defer o.mu.Unlock()
 	if o.err == nil {
 		o.failed(o.buffer.Flush())
+	}
+}
+
+// flushUntil flushes again and again.
+func (o *captureOutput) flushUntil(closing <-chan struct{}) {
+	tick := time.NewTicker(flushInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			o.flush()
+		case <-closing:
+			return
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -188,6 +189,46 @@ func TestCaptureToPipe(t *testing.T) {
 	c := pcapngtest.Read(t, strings.NewReader(p.stdout.String()))
 	require.Greater(t, len(c.Packets), 2*100)
 	require.Contains(t, p.stderr.String(), itoa(len(c.Packets))+" packets captured, 0 left out\n")
+}
+
+// TestCaptureIntoFIFO: one that nobody reads any more, one that nobody reads on, and one that nobody has opened end the capture,
+// with an error, and not later than they should.
+func TestCaptureIntoFIFO(t *testing.T) {
+	k := newTalkers(t)
+	name := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(name, 0o600))
+	begin := func(arguments ...string) *program {
+		p := newProgram(append([]string{"capture", "-w", name}, arguments...)...)
+		p.begin(t, nil)
+		return p
+	}
+	open := func() *os.File { // waits for the capture
+		reader, err := os.Open(name)
+		require.NoError(t, err)
+		_, err = io.ReadFull(reader, make([]byte, 28))
+		require.NoError(t, err)
+		return reader
+	}
+
+	p := begin()
+	require.NoError(t, open().Close())
+	k.write(t, 5000)
+	require.Equal(t, 1, p.status(t, 20*time.Second))
+	require.Contains(t, p.stderr.String(), "broken pipe")
+
+	p = begin("--duration", "200ms")
+	reader := open()
+	for range 10 {
+		k.write(t, 1<<20)
+	}
+	require.Equal(t, 1, p.status(t, 20*time.Second))
+	require.Equal(t, "xroce: "+name+" is not read: the capture is incomplete\n", p.stderr.String())
+	require.NoError(t, reader.Close())
+
+	p = begin("--duration", "1ms")
+	time.Sleep(300 * time.Millisecond) // it asks the process, and opens
+	require.NoError(t, p.command.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, p.status(t, 20*time.Second), "%s", &p.stderr)
 }
 
 // TestCaptureRotates as tcpdump does.

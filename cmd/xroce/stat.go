@@ -39,7 +39,18 @@ func (c *statCommand) Run(app *application) error {
 	if err != nil {
 		return usage("%w", err)
 	}
-	before, err := c.look(app.ctx, folder)
+	told := make(map[string]bool)
+	look := func() ([]observation, error) {
+		list, failures, err := c.look(app.ctx, folder)
+		for path, failure := range failures {
+			if err == nil && !told[path] {
+				fmt.Fprintln(app.stderr, "xroce: not shown:", oneLine(failure))
+			}
+			told[path] = true
+		}
+		return list, err
+	}
+	before, err := look()
 	if err != nil {
 		return err
 	}
@@ -55,7 +66,7 @@ func (c *statCommand) Run(app *application) error {
 			return context.Cause(app.ctx)
 		case <-tick.C:
 		}
-		now, err := c.look(app.ctx, folder)
+		now, err := look()
 		if err != nil {
 			return err
 		}
@@ -88,23 +99,24 @@ type observation struct {
 // answerTime is how long a process may take to answer; one that is stopped never does.
 const answerTime = 3 * time.Second
 
-// look asks every process. One that has ended meanwhile is left out.
-func (c *statCommand) look(ctx context.Context, folder string) (list []observation, err error) {
+// look asks every process. One that has ended meanwhile is left out, and so is one that does not answer as it should, whose
+// failure is returned by the path of its socket. If none answers that is an error.
+func (c *statCommand) look(ctx context.Context, folder string) (list []observation, failures map[string]error, err error) {
 	sockets, err := control.List(folder)
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, nil, usage("%w", err)
 	}
 	want := verbs.WantCounters
 	if c.JSON {
 		want = verbs.WantSnapshot
 	}
-	var failures []error
+	failures = make(map[string]error)
 	for _, s := range sockets {
 		if c.Device != "" && s.Device != c.Device {
 			continue
 		}
 		o := observation{path: s.Path}
-		limited, cancel := context.WithTimeout(ctx, answerTime)
+		limited, cancel := context.WithTimeoutCause(ctx, answerTime, errNoAnswer)
 		err := control.Get(limited, s.Path, want, &o.document)
 		cancel()
 		if err == nil {
@@ -115,17 +127,17 @@ func (c *statCommand) look(ctx context.Context, folder string) (list []observati
 		}
 		switch {
 		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
+			return nil, nil, context.Cause(ctx)
 		case err == nil:
 			list = append(list, o)
 		case !errors.Is(err, os.ErrNotExist) && !errors.Is(err, io.ErrUnexpectedEOF):
-			failures = append(failures, fmt.Errorf("%s of process %d: %w", s.Device, s.PID, err))
+			failures[s.Path] = fmt.Errorf("%s of process %d: %w", s.Device, s.PID, err)
 		}
 	}
 	if len(list) == 0 && len(failures) > 0 {
-		return nil, usage("%w", errors.Join(failures...))
+		return nil, nil, usage("%w", errors.Join(slices.Collect(maps.Values(failures))...))
 	}
-	return list, nil
+	return list, failures, nil
 }
 
 // statReport is what a device did between two looks. It is also the line of JSON.
@@ -198,6 +210,10 @@ func (c *statCommand) printer(out io.Writer) func([]statReport) error {
 	}
 }
 
+// noWrap has a terminal cut lines that are too long for it, so that as many are on it as were written; wrap ends that
+// (DECAWM, ECMA-48 private mode 7).
+const noWrap, wrap = "\x1b[?7l", "\x1b[?7h"
+
 // terminalPrinter rewrites the table each time.
 func terminalPrinter(out io.Writer) func([]statReport) error {
 	lines := 0
@@ -208,7 +224,7 @@ func terminalPrinter(out io.Writer) func([]statReport) error {
 			up = fmt.Sprintf("\x1b[%dA\r\x1b[J", lines) // to the table's first line, and clear from there
 		}
 		lines = strings.Count(text, "\n")
-		_, err := io.WriteString(out, up+text)
+		_, err := io.WriteString(out, up+noWrap+text+wrap)
 		return err
 	}
 }
@@ -219,7 +235,15 @@ func (r *statReport) megabits(counter string) float64 { return r.Rates[counter] 
 func (r *statReport) line() string {
 	return fmt.Sprintf("%s %s pid %d qps %d sent %.0f pkt/s %.1f Mbit/s received %.0f pkt/s %.1f Mbit/s resent %.0f/s dropped %.0f/s",
 		r.Time.Format(time.TimeOnly), r.Device, r.PID, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
-		r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"])
+		r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"]) + r.port(" ")
+}
+
+// port says, behind a prefix, what is wrong with the port, and nothing if it is active.
+func (r *statReport) port(prefix string) string {
+	if r.now.Device.State == "active" {
+		return ""
+	}
+	return prefix + "port " + r.now.Device.State
 }
 
 // troubles are the counters that are shown with their totals when they are not 0.
@@ -241,6 +265,9 @@ func table(list []statReport) string {
 			r.Device, r.PID, r.now.Device.Rung, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
 			r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"])
 		var found []string
+		if port := r.port(""); port != "" {
+			found = append(found, port)
+		}
 		for _, name := range troubles {
 			if n := r.now.Counters.Counts[name]; n > 0 {
 				found = append(found, fmt.Sprintf("%s %d", name, n))
@@ -253,7 +280,7 @@ func table(list []statReport) string {
 		for _, name := range slices.Sorted(maps.Keys(r.now.Counters.Drops)) {
 			found = append(found, fmt.Sprintf("drop %s %d", name, r.now.Counters.Drops[name]))
 		}
-		// A line each, so that none is broken by a narrow terminal and the next table begins where this one did.
+		// A line each, so that none is long.
 		for _, f := range found {
 			fmt.Fprintf(&text, "  %s\n", f)
 		}

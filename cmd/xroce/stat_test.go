@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -21,7 +22,7 @@ import (
 // observed makes an observation of a device.
 func observed(path string, uptime float64, counts, drops driver.Counts) observation {
 	s := verbs.Snapshot{PID: 7, Format: verbs.SnapshotFormat, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	s.Device = driver.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3}
+	s.Device = driver.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3, State: "active"}
 	s.Counters = driver.CounterStatus{Counts: counts, Drops: drops}
 	return observation{path: path, snapshot: s, document: json.RawMessage(`{"format":1}`)}
 }
@@ -55,14 +56,19 @@ func TestStatReports(t *testing.T) {
 		"",
 	}, "\n"), table(list))
 
+	list[0].now.Device.State = "down"
+	require.True(t, strings.HasSuffix(list[0].line(), "dropped 2/s port down"))
+	require.Contains(t, table(list), "\n  port down\n")
+	list[0].now.Device.State = "active"
+
 	var out bytes.Buffer
 	show := terminalPrinter(&out)
 	require.NoError(t, show(list))
-	require.Equal(t, table(list), out.String())
+	require.Equal(t, "\x1b[?7l"+table(list)+"\x1b[?7h", out.String())
 	for range 2 { // the second time it goes up as far as the first time
 		out.Reset()
 		require.NoError(t, show(list))
-		require.Equal(t, "\x1b[5A\r\x1b[J"+table(list), out.String())
+		require.Equal(t, "\x1b[5A\r\x1b[J\x1b[?7l"+table(list)+"\x1b[?7h", out.String())
 	}
 }
 
@@ -102,6 +108,31 @@ func TestStat(t *testing.T) {
 	p = newProgram("stat", "-n", "1", "--interval", "20ms")
 	require.Equal(t, 0, p.run(t, nil), p.stderr.String())
 	require.Regexp(t, regexp.MustCompile(`(?m)\A(^\d\d:\d\d:\d\d \S+ pid \d+ qps 0 sent 0 pkt/s 0\.0 Mbit/s received .*$\n){2}\z`), p.stdout.String())
+}
+
+// TestStatOfStoppedProcess: one that does not answer is told, once, and others are shown.
+func TestStatOfStoppedProcess(t *testing.T) {
+	pair := newPair(t, netlab.PairOptions{})
+	folder := t.TempDir()
+	t.Setenv(control.Environment, folder)
+	server := newProgram("pingpong", "-d", pair.A.Name, "-p", "0")
+	server.begin(t, pair.A.Namespace)
+	require.Eventually(t, func() bool {
+		entries, err := os.ReadDir(folder)
+		return err == nil && len(entries) == 1
+	}, 20*time.Second, 5*time.Millisecond, "no control socket")
+	require.NoError(t, server.command.Process.Signal(syscall.SIGSTOP))
+	stopped := fmt.Sprintf("%s of process %d: no answer: is the process stopped?", pair.A.Name, server.command.Process.Pid)
+	requireWrongUse(t, nil, []string{"stat"}, stopped)
+
+	d, err := verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, d.Close()) }()
+	p := newProgram("stat", "-n", "1", "--interval", "20ms")
+	require.Equal(t, 0, p.run(t, nil), p.stderr.String())
+	require.Equal(t, "xroce: not shown: "+stopped+"\n", p.stderr.String())
+	require.Equal(t, 1, strings.Count(p.stdout.String(), "\n"))
+	require.Contains(t, p.stdout.String(), fmt.Sprintf(" %s pid %d ", pair.B.Name, os.Getpid()))
 }
 
 // TestCase_F8_ControlSocket: a process that is killed leaves its control socket, and the next look removes it.

@@ -65,6 +65,10 @@ func removeStale(path string) bool {
 	return true
 }
 
+// longestAnswer bounds what Get takes from whoever serves a socket: several times the snapshot of a device that has all its
+// 16,384 queue pairs, of some 3 KB each. It is a variable for tests.
+var longestAnswer = 256 << 20
+
 // Get asks for a document and decodes it. An answer that does not come ends with ctx.
 func Get(ctx context.Context, path, want string, into any) error {
 	connection, err := Open(ctx, path, Request{Want: want})
@@ -73,12 +77,15 @@ func Get(ctx context.Context, path, want string, into any) error {
 	}
 	defer connection.Close()
 	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
-	answer, err := io.ReadAll(connection)
+	answer, err := io.ReadAll(io.LimitReader(connection, int64(longestAnswer)+1))
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if err != nil {
 		return err
+	}
+	if len(answer) > longestAnswer {
+		return fmt.Errorf("%s: the answer is longer than %d bytes", path, longestAnswer)
 	}
 	if len(answer) == 0 {
 		return fmt.Errorf("%s: %w", path, io.ErrUnexpectedEOF)

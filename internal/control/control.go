@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Environment is the variable that names the folder of the sockets.
@@ -75,10 +76,13 @@ func fileName(pid int, device string, number int) string {
 	return fmt.Sprintf("%d-%s%s", pid, device, extension)
 }
 
-// parse takes a file name apart.
+// parse takes a file name apart. Names with characters that are for terminals are nobody's.
 func parse(name string) (pid int, device string, ok bool) {
 	name, ok = strings.CutSuffix(name, extension)
 	if !ok {
+		return 0, "", false
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return 0, "", false
 	}
 	digits, device, ok := strings.Cut(name, "-")

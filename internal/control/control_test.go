@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,6 +66,31 @@ func TestAskAndAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, list)
 	require.ErrorIs(t, Get(t.Context(), s.Path(), "news", &answer), fs.ErrNotExist)
+}
+
+// TestForeignSockets: what somebody else has put into the folder cannot take the memory of who asks, nor write to his terminal.
+func TestForeignSockets(t *testing.T) {
+	defer func(n int) { longestAnswer = n }(longestAnswer)
+	longestAnswer = 1 << 20
+	folder := t.TempDir()
+	length := 0
+	s := serve(t, folder, "eth0", func(_ context.Context, _ Request, answer io.Writer) error {
+		return json.NewEncoder(answer).Encode(string(bytes.Repeat([]byte("x"), length)))
+	})
+	defer s.Close()
+	var answer string
+	length = longestAnswer - 3 // two quotes and a line feed
+	require.NoError(t, Get(t.Context(), s.Path(), "news", &answer))
+	require.Len(t, answer, length)
+	length++
+	require.EqualError(t, Get(t.Context(), s.Path(), "news", &answer), s.Path()+": the answer is longer than 1048576 bytes")
+
+	escape, err := net.Listen("unix", filepath.Join(folder, "1-eth\x1b[2J.sock"))
+	require.NoError(t, err)
+	defer escape.Close()
+	list, err := List(folder)
+	require.NoError(t, err)
+	require.Equal(t, []Socket{{PID: os.Getpid(), Device: "eth0", Path: s.Path()}}, list)
 }
 
 // TestCloseEndsEverything: clients that never ask, and an answer that never ends.

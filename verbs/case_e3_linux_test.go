@@ -71,6 +71,7 @@ func TestCase_E3_LinkDown(t *testing.T) {
 	took := time.Since(begin)
 	require.Equal(t, verbs.WCRetryExcErr, wc.Status)
 	require.Contains(t, hasty.qp.Explain(wc), "no answer so far, 7 resends of 7")
+	require.Contains(t, hasty.qp.Explain(wc), ": the port of "+hasty.device.Name()+" is down")
 	require.GreaterOrEqual(t, took, ends)
 	require.Less(t, took, ends+soonEnough)
 	time.Sleep(time.Until(begin.Add(time.Duration(size(1, 5)) * time.Second)))

@@ -49,6 +49,11 @@ func (q *QP) Explain(wc WC) string {
 			cause = err.Error()
 		}
 	}
+	if wc.Status == WCRetryExcErr {
+		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
+			cause = "the port of " + q.pd.device.Name() + " is down"
+		}
+	}
 	if cause != "" {
 		text += ": " + cause
 	}

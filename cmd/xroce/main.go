@@ -34,7 +34,7 @@ type commandLine struct {
 
 const description = `RoCEv2 (RDMA over UDP port 4791) in software, over AF_XDP.
 
-Exit status: 0 success, 1 a run that failed, 2 wrong use or a machine that cannot do it, 128 + n after signal n.`
+Exit status: 0 success, 1 a run that failed, 2 wrong use or a machine that cannot do it, 128 + n after signal n; a complete capture ends with 0.`
 
 // application is what the commands get from outside.
 type application struct {

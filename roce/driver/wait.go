@@ -19,18 +19,19 @@ const (
 	// two calls of sched_yield. With 20 to 50 us and 4 to 16 a round trip takes 4 us on two CPUs and 5 us on one.
 	spinTime   = 30 * time.Microsecond
 	yieldEvery = 8
-	// rescheduleEvery is how many empty polls go between two calls of the Go scheduler. A poller that only calls
-	// sched_yield keeps its P: with one on every P the program's other goroutines advance by what the runtime's monitor
-	// takes away from it, 10 ms at a time (TestStaleKeys with two of them on two CPUs: 50 registrations a second, with 64
-	// some 5,000, and round trips take as long as before).
-	rescheduleEvery = 64
+	// A poller that only calls sched_yield keeps its P: with one on every P the program's other goroutines advance by what
+	// the runtime's monitor takes away from it, 10 ms at a time. So it calls the Go scheduler after rescheduleFirst empty
+	// polls in a row, after twice as many each time, and every rescheduleEvery at last: each call wakes another thread of the
+	// runtime to look for work. (TestStaleKeys with two pollers on two CPUs: 50 registrations a second without, 5,700 every 64,
+	// 4,600 so, and 360 every 4,096; TestCase_F15_Busy, one poller: 1.10 CPUs every 64, 1.02 so.)
+	rescheduleFirst, rescheduleEvery = 64, 4096
 )
 
 // pause gives the CPU away now and then, after so many empty polls in a row.
 func pause(misses uint32) {
 	switch {
 	case misses == 0 || misses%yieldEvery != 0:
-	case misses%rescheduleEvery == 0:
+	case misses >= rescheduleFirst && misses&(misses-1) == 0, misses%rescheduleEvery == 0:
 		runtime.Gosched()
 	default:
 		yield()

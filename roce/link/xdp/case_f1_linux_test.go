@@ -154,7 +154,7 @@ func packetSocket(t *testing.T, e netlab.End) int {
 // packet waits for a packet at a packet socket, nil if none comes in time.
 func packet(t *testing.T, fd int, patience time.Duration) []byte {
 	t.Helper()
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+	n, err := pollIn(fd, patience)
 	if n == 0 {
 		return nil
 	}

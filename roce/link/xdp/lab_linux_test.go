@@ -157,10 +157,20 @@ func receive(t *testing.T, q link.Queue, patience time.Duration) []byte {
 	return bytes.Join(segments, nil)
 }
 
+// pollIn waits until a descriptor is readable. The runtime's signals do not end it.
+func pollIn(fd int, patience time.Duration) (n int, err error) {
+	for limit := time.Now().Add(patience); ; {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(0, time.Until(limit).Milliseconds())))
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
 // receiveSegments is receive for who wants to see how the frame lay in the buffers.
 func receiveSegments(t *testing.T, q link.Queue, patience time.Duration) (segments [][]byte) {
 	t.Helper()
-	_, err := unix.Poll([]unix.PollFd{{Fd: int32(q.FD()), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+	_, err := pollIn(q.FD(), patience)
 	require.NoError(t, err)
 	var frames [1]link.Frame
 	if q.Receive(frames[:]) == 0 {

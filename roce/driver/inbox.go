@@ -37,8 +37,12 @@ func (s *Shard) inboxFrom(from *Shard) *inbox {
 	}
 }
 
-// forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one.
+// forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one. A shard that
+// never got anything from there is left alone: it is none of that device's business when it is driven.
 func (s *Shard) forget(d *Device) {
+	if !slices.ContainsFunc(*s.inboxes.Load(), func(b *inbox) bool { return b.from.device == d }) {
+		return
+	}
 	s.mu.Lock()
 	if !s.closed {
 		s.drainInboxes(s.device.options.Clock())

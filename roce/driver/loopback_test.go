@@ -175,6 +175,16 @@ func TestForgetGoesOn(t *testing.T) {
 	require.EqualValues(t, 1, sb.engine.Counters().SentPackets, "the acknowledgement")
 	require.True(t, sb.engine.Idle())
 	require.Zero(t, a.qp.Outstanding())
+
+	// A device that it has nothing to do with is no reason to drive it.
+	b.write(t, b.qp, a, 8)
+	sb.mu.Lock()
+	b.write(t, b.qp, a, 8)
+	require.NotNil(t, sb.doorbells.Load())
+	sb.mu.Unlock()
+	sb.forget(newStation(t, network, "two").device)
+	require.NotNil(t, sb.doorbells.Load())
+	sb.drive(driveBriefly)
 }
 
 // TestInboxOfSilentPeer: whoever drains an inbox has the queue pairs go on that found it full, also where no answer does so

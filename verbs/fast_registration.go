@@ -35,7 +35,7 @@ func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	}
 	m := &MR{pd: p, allocation: allocation}
 	m.view.Store(&mrView{key: allocation.Key()})
-	m.warnWhenDropped(allocation.Key(), uint64(maxLength), allocation.Freed)
+	m.warnWhenDropped(allocation.Key(), uint64(maxLength))
 	return m, nil
 }
 

@@ -56,18 +56,17 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 	}
 	m := &MR{pd: p}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	m.warnWhenDropped(region.Key(), region.Length(), region.Dead)
+	m.warnWhenDropped(region.Key(), region.Length())
 	return m, nil
 }
 
 // warnWhenDropped makes the log tell of a registration that has not ended and that nobody can end any more. Its buffer stays
-// registered, and valid, until the device is closed.
-func (m *MR) warnWhenDropped(key uint32, bytes uint64, ended func() bool) {
+// registered, and valid, until the device is closed. The warning does not refer to the region: that leads to the device, and
+// an MR that the device leads to in turn, by its clock say, would never be collected.
+func (m *MR) warnWhenDropped(key uint32, bytes uint64) {
 	m.warning = runtime.AddCleanup(m, func(device string) {
-		if !ended() {
-			slog.Warn("xroce: memory region dropped without Dereg", "device", device,
-				"key", fmt.Sprintf("%#x", key), "bytes", bytes)
-		}
+		slog.Warn("xroce: memory region dropped without Dereg", "device", device,
+			"key", fmt.Sprintf("%#x", key), "bytes", bytes)
 	}, m.pd.device.Name())
 }
 
@@ -132,8 +131,8 @@ func (m *MR) Rereg(c MRChange) error {
 		buffer = c.Buffer
 	}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	m.warning.Stop() // it keeps the old region reachable, and so the old buffer
-	m.warnWhenDropped(region.Key(), region.Length(), region.Dead)
+	m.warning.Stop()
+	m.warnWhenDropped(region.Key(), region.Length())
 	return nil
 }
 
@@ -166,6 +165,7 @@ func (m *MR) Dereg() error {
 		return inUse("MR", err)
 	}
 	m.dead = true
+	m.warning.Stop()
 	m.pd.device.regions.give()
 	m.pd.leave()
 	return nil

@@ -56,13 +56,6 @@ func (a *Allocation) Key() uint32 {
 	return a.key
 }
 
-// Freed says whether the key was given back.
-func (a *Allocation) Freed() bool {
-	a.table.mu.Lock()
-	defer a.table.mu.Unlock()
-	return a.table.allocations[a.index] != a
-}
-
 // Kind is what the key was allocated for.
 func (a *Allocation) Kind() Kind { return a.kind }
 

@@ -228,6 +228,3 @@ func (r *Region) windowPermits(p *Principal, need Access) Fault {
 	}
 	return FaultNone
 }
-
-// Dead says whether the registration has ended, or was replaced.
-func (r *Region) Dead() bool { return r.dead.Load() }

@@ -3,9 +3,11 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -20,8 +22,13 @@ const captureFile = "/tmp/capture.pcap"
 // capture is a running tcpdump. It sees what rdma_rxe sends after the emulator has had it, and what it is sent before.
 type capture struct{ cmd *exec.Cmd }
 
-func startCapture() *capture {
-	c := &capture{exec.Command("tcpdump", "-i", "v0", "-U", "--immediate-mode", "-s", "128", "-B", "16384", "-Z", "root",
+// startCapture starts it. Of bulk transfers it keeps the headers only, of all others whole packets.
+func startCapture(headers bool) *capture {
+	length := "4400"
+	if headers {
+		length = "128"
+	}
+	c := &capture{exec.Command("tcpdump", "-i", "v0", "-U", "--immediate-mode", "-s", length, "-B", "32768", "-Z", "root",
 		"-w", captureFile, "udp")}
 	output, err := c.cmd.StderrPipe()
 	if err != nil || c.cmd.Start() != nil {
@@ -31,16 +38,56 @@ func startCapture() *capture {
 	return c
 }
 
-// stop ends the capture; needed has it wait for the last packets.
-func (c *capture) stop(needed bool) {
+// sync waits until all that has passed v0 so far is in the file: until a frame is there that was sent behind it. The emulator may
+// lose one.
+func (c *capture) sync() error {
 	if c.cmd == nil {
-		return
+		return errors.New("tcpdump did not start")
 	}
+	mark, frame := marker()
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
+		if err := sendFrame(frame); err != nil {
+			return err
+		}
+		for range 25 {
+			if there, err := endsWith(captureFile, mark); there || err != nil {
+				return err
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+	return errors.New("the capture does not go on")
+}
+
+// endsWith says whether the file has the text near its end.
+func endsWith(path string, text []byte) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	var end [1 << 16]byte
+	n, err := f.ReadAt(end[:], max(0, info.Size()-int64(len(end))))
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return bytes.Contains(end[:n], text), err
+}
+
+// stop ends the capture; needed has it have all packets before.
+func (c *capture) stop(needed bool) (err error) {
 	if needed {
-		time.Sleep(300 * time.Millisecond)
+		err = c.sync()
 	}
-	_ = c.cmd.Process.Signal(os.Interrupt)
-	_ = c.cmd.Wait()
+	if c.cmd != nil {
+		_ = c.cmd.Process.Signal(os.Interrupt)
+		_ = c.cmd.Wait()
+	}
+	return err
 }
 
 // rxeFault is an error that is rdma_rxe's, with the evidence.

@@ -25,15 +25,16 @@ const (
 
 // plan is what a guest is to do, in a file.
 type plan struct {
-	NIC    string `json:"nic"`    // the model, or empty
-	Layout string `json:"layout"` // veth, or nics for eth0 and eth1 of the machine
-	NetMTU int    `json:"net_mtu"`
-	Left   string `json:"left"`  // what is at v0: rxe, or xroce
-	Copy   string `json:"copy"`  // of xroce: "", copy, zero
-	Cells  []cell `json:"cells"` // transfers
-	Faults bool   `json:"faults"`
-	Bulk   string `json:"bulk"` // of bulkSize each way: "", or the loss
-	Speed  bool   `json:"speed"`
+	NIC    string   `json:"nic"`    // the model, or empty
+	Layout string   `json:"layout"` // veth, or nics for eth0 and eth1 of the machine
+	NetMTU int      `json:"net_mtu"`
+	Left   string   `json:"left"`  // what is at v0: rxe, or xroce
+	Copy   string   `json:"copy"`  // of xroce: "", copy, zero
+	Cells  []cell   `json:"cells"` // transfers
+	Faults bool     `json:"faults"`
+	Cases  []string `json:"cases"` // their names
+	Bulk   string   `json:"bulk"`  // of bulkSize each way: "", or the loss
+	Speed  bool     `json:"speed"`
 }
 
 // Outcomes of a cell.
@@ -46,7 +47,7 @@ const (
 
 // result is what became of a cell.
 type result struct {
-	Kind    string  `json:"kind"` // transfer, fault, bulk, open, speed
+	Kind    string  `json:"kind"` // transfer, fault, case, bulk, open, speed
 	Name    string  `json:"name"`
 	Cell    *cell   `json:"cell,omitempty"`
 	Outcome string  `json:"outcome"`
@@ -76,6 +77,10 @@ type guest struct {
 	loss        string
 	report      report
 	failures    int
+
+	capture *capture            // of the cell that runs
+	note    string              // of the cell that runs, for its result if it works
+	icrc    map[byte]*tallyICRC // by sender
 }
 
 // Run runs the plan. It fails only if the machine cannot do its work; cells that fail are in the report.
@@ -137,6 +142,18 @@ func writePattern(bulk bool) error {
 		}
 	}
 	return f.Close()
+}
+
+// patternAt is a part of it.
+func patternAt(from, length int) ([]byte, error) {
+	f, err := os.Open(patternFile)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	part := make([]byte, length)
+	_, err = f.ReadAt(part, int64(from))
+	return part, err
 }
 
 func (g *guest) makeEnds() error {
@@ -204,6 +221,7 @@ func (g *guest) runCells() {
 	if g.plan.Faults {
 		g.faults()
 	}
+	g.cases()
 }
 
 // one runs one cell, with a capture that is kept if it fails.
@@ -214,22 +232,34 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 		loss = c.Loss
 	}
 	err := g.setLoss(loss)
-	capture := startCapture()
+	g.capture, g.note = startCapture(kind == "bulk"), ""
 	if err == nil {
 		err = run()
 	}
 	// Only a capture in which nothing is missing can tell how many messages there were.
 	counts := err == nil && kind == "transfer" && c.Requester == "rxe" && c.Loss == losses[0] && c.Size <= 1<<16
-	capture.stop(err != nil || counts)
+	whole := g.left.name == "rxe" && (kind == "transfer" || kind == "fault" && !strings.HasPrefix(name, opFlush))
+	captured := g.capture.stop(err != nil || whole)
 	if err != nil && c != nil {
 		err = blame(*c, err)
 	}
 	if counts {
 		err = checkMSN(readCapture(), c.count())
 	}
-	r := result{Kind: kind, Name: name, Cell: c, Outcome: works}
+	if whole && outcomeOf(err) != refused {
+		// Whose packets are wrong explains what else fails.
+		if wrong := errors.Join(captured, g.audit(kind == "transfer" && err == nil)); wrong != nil && err != nil {
+			err = fmt.Errorf("%w; %s", wrong, err)
+		} else if wrong != nil {
+			err = wrong
+		}
+	}
+	r := result{Kind: kind, Name: name, Cell: c, Outcome: works, Detail: g.note}
 	if err != nil {
 		r.Outcome, r.Detail = outcomeOf(err), err.Error()
+	}
+	if whole && c != nil && r.Outcome != refused {
+		keepSmall(*c)
 	}
 	counters := ""
 	if r.Outcome == fails {

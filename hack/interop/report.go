@@ -90,7 +90,7 @@ func (t *table) add(row, kernel string, r result) {
 	}
 	x := t.cells[at]
 	x.outcomes[r.Outcome]++
-	if r.Outcome != works && !slices.Contains(x.details, r.Detail) {
+	if (r.Outcome != works || r.Kind == "case" && r.Detail != "") && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
 }
@@ -153,7 +153,8 @@ const introduction = `# xroce and Linux's rdma_rxe
 
 What the two did with each other, in virtual machines with kernels of Debian: rdma_rxe at one end of a veth pair, driven through
 rdma-core (pyverbs), and xroce at the other. ` + "`bin/interop report`" + ` makes this file of the results of runs, ` + "`make interop-full`" + ` all of them
-and this file; ` + "`make interop`" + ` runs the cells of the first two tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
+and this file; ` + "`make interop`" + ` runs the cells of the first three tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
+` + "`make interop-full`" + ` is what to run every night: it tells whose packets are wrong when a new kernel breaks something.
 
 "Refused" is a clean refusal by one of the ends, with a reason; "rxe's fault" is something that rdma_rxe does wrong, by
 evidence of the capture or the counters, which is named.
@@ -162,7 +163,7 @@ evidence of the capture or the counters, which is named.
 
 func writeDocument(w io.Writer, reports []report) {
 	fmt.Fprint(w, introduction)
-	var transfers, faults, devices table
+	var transfers, faults, cases, devices table
 	var bulk, speed []string
 	for _, r := range reports {
 		for _, x := range r.Results {
@@ -172,6 +173,8 @@ func writeDocument(w io.Writer, reports []report) {
 				transfers.add(fmt.Sprintf("%s by %s", x.Cell.Operation, x.Cell.Requester), r.Kernel, x)
 			case x.Kind == "fault":
 				faults.add(x.Name, r.Kernel, x)
+			case x.Kind == "case":
+				cases.add(x.Name, r.Kernel, x)
 			case x.Kind == "bulk":
 				bulk = append(bulk, fmt.Sprintf("%s, %s: %s: %s in %.0f s %s", r.Kernel, r.Devices(), x.Name, x.Outcome, x.Seconds, x.Detail))
 			case x.Kind == "open" && x.Outcome != works:
@@ -192,6 +195,7 @@ func writeDocument(w io.Writer, reports []report) {
 		"a SEND that is too long: rdma_rxe answers with a remote operational error (REM_OP_ERR) and its receive completes with LOC_QP_OP_ERR, where the "+
 		"specification and xroce have REM_INV_REQ_ERR and LOC_LEN_ERR.\n\n")
 	faults.write(w, "fault")
+	writeCases(w, &cases)
 	fmt.Fprintf(w, "## Devices\n\nWhat xroce obtained, and what it says why not more.\n\n")
 	for _, r := range reports {
 		for _, x := range r.Results {

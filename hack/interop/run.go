@@ -25,8 +25,8 @@ var setupScript []byte
 type runCommand struct {
 	Kernels []string      `name:"kernel" short:"k" default:"new" help:"Kernels: 6.1, 6.12, new."`
 	Full    bool          `help:"All cells instead of a covering selection."`
-	Parts   []string      `default:"cells,faults" help:"What to run: cells, faults, bulk, speed."`
-	Only    string        `placeholder:"TEXT" help:"Only cells whose description contains this."`
+	Parts   []string      `default:"cells,faults,cases" help:"What to run: cells, faults, cases, bulk, speed."`
+	Only    string        `placeholder:"TEXT" help:"Only cells and cases whose description contains this."`
 	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb."`
 	Left    string        `default:"rxe" enum:"rxe,xroce" help:"What is at the other end: rxe or xroce."`
 	Copy    string        `default:"" help:"Ask xroce for copy or zero copy: copy, zero."`
@@ -78,6 +78,8 @@ func (c *runCommand) plan() plan {
 			}
 		case "faults":
 			p.Faults = true
+		case "cases":
+			p.Cases = caseNames(left, c.Only)
 		case "bulk":
 			p.Bulk = losses[1]
 			if c.NIC != "" {

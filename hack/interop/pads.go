@@ -1,0 +1,225 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+var padSizes = []int{1, 2, 3, 4, 5, 6, 7, 8, 33, 1023, 1025, 4095}
+
+// padded sends a message of each size. The guards before and behind each show a pad that is written.
+func (g *guest) padded(operation, requester string, mtu int) error {
+	length, at := guard, []int(nil)
+	for _, size := range padSizes {
+		at = append(at, length)
+		length += size + guard
+	}
+	p, err := g.connect(requester, terms{mtu: mtu, family: 4, length: length, access: allAccess, retry: 7, rnrRetry: 7})
+	if err != nil {
+		return err
+	}
+	var requests []request
+	var receives []slot
+	// What is where in the region that the messages arrive in.
+	from, source := responderFrom, requesterFrom
+	if operation == opRead {
+		from, source = source, from
+	}
+	arrived := []piece{{0, from, guard}}
+	for i, size := range padSizes {
+		requests = append(requests, request{
+			Operation: operation, At: at[i], Length: size, Addr: p.remote.Addr + uint64(at[i]), RKey: p.remote.RKey,
+		})
+		receives = append(receives, slot{at[i], size + 16})
+		arrived = append(arrived, piece{at[i], source + at[i], size}, piece{at[i] + size, from + at[i] + size, guard})
+	}
+	mine, theirs := []piece{{0, requesterFrom, length}}, []piece{{0, responderFrom, length}}
+	steps := []step{{p.requester, command{Do: "fill", Pieces: mine}}, {p.responder, command{Do: "fill", Pieces: theirs}}}
+	if operation == opSend {
+		steps = append(steps, step{p.responder, command{Do: "receive", Slots: receives}})
+	}
+	if err := do(append(steps, step{p.requester, command{Do: "post", Requests: requests}})...); err != nil {
+		return err
+	}
+	// Wrong packets are the reason of what else goes wrong.
+	failed := p.succeed(len(requests))
+	if failed == nil && operation == opSend {
+		a, err := p.responder.do(command{Do: "wait", Count: len(requests), Seconds: patience})
+		failed = err
+		for i, got := range a.Completions {
+			if want := (completion{Receive: true, Place: i, Length: padSizes[i]}); got != want {
+				failed = fmt.Errorf("%s: completion %+v instead of %+v", p.responder.name, got, want)
+			}
+		}
+	}
+	packets, err := g.captured(true)
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	if theirs = arrived; operation == opRead {
+		mine, theirs = arrived, []piece{{0, responderFrom, length}}
+	}
+	err = do(step{p.requester, command{Do: "check", Pieces: mine}}, step{p.responder, command{Do: "check", Pieces: theirs}})
+	if err != nil {
+		return err
+	}
+	sender := byte(macV1)
+	if (requester == "rxe") == (operation != opRead) {
+		sender = macV0
+	}
+	return checkPads(packets, sender, operation, mtu)
+}
+
+// dataOpcodes are those that carry the data of an operation, with the lengths of their extension headers.
+var dataOpcodes = map[string]map[byte]int{
+	opSend:  {0x00: 0, 0x01: 0, 0x02: 0, 0x04: 0},
+	opWrite: {0x06: 16, 0x07: 0, 0x08: 0, 0x0a: 16},
+	opRead:  {0x0d: 4, 0x0e: 0, 0x0f: 4, 0x10: 4},
+}
+
+// checkPads follows the messages packet by packet.
+func checkPads(packets []dissected, sender byte, operation string, mtu int) error {
+	left := slices.Clone(padSizes)
+	seen := map[uint32]bool{}
+	for _, d := range packets {
+		headers, data := dataOpcodes[operation][d.opcode]
+		if !data || d.sender != sender {
+			if d.pad != 0 {
+				return fmt.Errorf("opcode %#02x, PSN %#06x has no payload but a pad of %d bytes", d.opcode, d.psn, d.pad)
+			}
+			continue
+		}
+		if seen[d.psn] {
+			continue // sent again
+		}
+		seen[d.psn] = true
+		if len(left) == 0 {
+			return fmt.Errorf("opcode %#02x, PSN %#06x belongs to no message", d.opcode, d.psn)
+		}
+		want := min(mtu, left[0])
+		pad := (4 - want%4) % 4
+		if d.pad != pad || len(d.body) != headers+want+pad {
+			return fmt.Errorf("opcode %#02x, PSN %#06x: pad count %d and %d bytes of payload and pad instead of %d and %d", d.opcode, d.psn, d.pad,
+				len(d.body)-headers, pad, want+pad)
+		}
+		if left[0] -= want; left[0] == 0 {
+			left = left[1:]
+		}
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the capture lacks %d messages", len(left))
+	}
+	return nil
+}
+
+// padNotCovered sends xroce a packet whose ICRC leaves out the pad, and then the same one with the right ICRC.
+func (g *guest) padNotCovered(operation string, family int) error {
+	const size = 33
+	p, err := g.connect(g.left.name, terms{mtu: 1024, family: family, length: faultLength, access: allAccess, retry: 7, rnrRetry: 7})
+	if err != nil {
+		return err
+	}
+	all := []piece{{0, responderFrom, faultLength}}
+	err = do(step{g.right, command{Do: "fill", Pieces: all}}, step{g.right, command{Do: "receive", Slots: []slot{{guard, size + 16}}}})
+	if err != nil {
+		return err
+	}
+	payload, err := patternAt(requesterFrom, size)
+	if err != nil {
+		return err
+	}
+	f := forged{family: family, opcode: 0x04, qpn: p.remote.QPN, psn: p.local.PSN, ackRequest: true, payload: payload}
+	if operation == opWrite {
+		f.opcode = 0x0a
+		f.headers = binary.BigEndian.AppendUint64(nil, p.remote.Addr+guard)
+		f.headers = binary.BigEndian.AppendUint32(f.headers, p.remote.RKey)
+		f.headers = binary.BigEndian.AppendUint32(f.headers, size)
+	}
+	bad := f
+	bad.withoutPad = true
+	counters := func() (icrc, received uint64, err error) {
+		a, err := g.right.do(command{Do: "counters"})
+		return a.Counters["icrc_bad"], a.Counters["received"], err
+	}
+	icrc, received, err := counters()
+	if err != nil {
+		return err
+	}
+	if err := sendFrame(bad.frame()); err != nil {
+		return err
+	}
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		icrcNow, now, err := counters()
+		if err != nil {
+			return err
+		}
+		if now > received {
+			if icrcNow != icrc+1 {
+				return fmt.Errorf("icrc_bad is %d instead of %d", icrcNow, icrc+1)
+			}
+			break
+		}
+		if time.Since(begin) > 5*time.Second {
+			return errors.New("xroce has not received the packet")
+		}
+	}
+	time.Sleep(50 * time.Millisecond) // an answer would be on its way
+	if err := do(step{g.right, command{Do: "check", Pieces: all}}); err != nil {
+		return err
+	}
+	if err := g.capture.sync(); err != nil {
+		return err
+	}
+	packets, err := readPackets()
+	if err != nil {
+		return err
+	}
+	if len(packets) != 1 || packets[0].sender != macForged || invariantCRC(packets[0].covered) == packets[0].icrc {
+		return fmt.Errorf("the capture has %d packets instead of the one with the wrong ICRC", len(packets))
+	}
+	if err := sendFrame(f.frame()); err != nil {
+		return err
+	}
+	if operation == opSend {
+		a, err := g.right.do(command{Do: "wait", Count: 1, Seconds: 5})
+		if err != nil {
+			return err
+		}
+		if got, want := a.Completions[0], (completion{Receive: true, Length: size}); got != want {
+			return fmt.Errorf("completion %+v instead of %+v", got, want)
+		}
+	}
+	if _, err := g.answerTo(f.psn); err != nil {
+		return err
+	}
+	return do(step{g.right, command{Do: "check", Pieces: []piece{
+		{0, responderFrom, guard}, {guard, requesterFrom, size}, {guard + size, responderFrom + guard + size, faultLength - guard - size},
+	}}})
+}
+
+// answerTo waits for the answer of xroce to the PSN, which says that all is well.
+func (g *guest) answerTo(psn uint32) (d dissected, err error) {
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
+		if err := g.capture.sync(); err != nil {
+			return d, err
+		}
+		packets, err := readPackets()
+		if err != nil {
+			return d, err
+		}
+		for _, d := range packets {
+			if d.sender == macV1 && d.psn == psn {
+				if d.opcode != acknowledge || d.body[0]>>5 != 0 || d.icrc != invariantCRC(d.covered) {
+					return d, fmt.Errorf("xroce answers with opcode %#02x, syndrome %#02x, ICRC %#08x", d.opcode, d.body[0], d.icrc)
+				}
+				return d, nil
+			}
+		}
+	}
+	return d, errors.New("xroce does not answer the packet with the right ICRC")
+}

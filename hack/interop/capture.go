@@ -45,8 +45,8 @@ func (c *capture) sync() error {
 		return errors.New("tcpdump did not start")
 	}
 	mark, frame := marker()
-	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
-		if err := sendFrame(frame); err != nil {
+	for begin := time.Now(); time.Since(begin) < 20*time.Second; {
+		if err := sendFrame("v0", frame); err != nil {
 			return err
 		}
 		for range 25 {

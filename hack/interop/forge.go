@@ -9,11 +9,14 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/netns"
 )
 
-// forged is a packet from rdma_rxe's address to xroce's that rdma_rxe has not sent. It is made of bytes, without package roce, whose
+// forged is a packet from one end's address to the other's that the end has not sent. It is made of bytes, without package roce, whose
 // mistakes it is to find.
 type forged struct {
+	toRxe      bool // in the place of xroce; otherwise to xroce
 	family     int
 	opcode     byte
 	qpn, psn   uint32
@@ -37,12 +40,19 @@ func (f forged) frame() []byte {
 		udp[udpLength+8] |= 0x80
 	}
 	packet := append(ipHeader(f.family, len(udp)+pad+4), udp...)
+	to := byte(macV1)
+	if f.toRxe {
+		to = macV0
+		// The last bytes of the addresses. The sum of both is the same, and so is the checksum.
+		at := map[int][2]int{4: {15, 19}, 6: {23, 39}}[f.family]
+		packet[at[0]], packet[at[1]] = packet[at[1]], packet[at[0]]
+	}
 	right := append(packet[:len(packet):len(packet)], make([]byte, pad)...)
 	icrc := invariantCRC(right)
 	if f.withoutPad {
 		icrc = invariantCRC(packet)
 	}
-	return ethernet(f.family, macV1, binary.LittleEndian.AppendUint32(right, icrc))
+	return ethernet(f.family, to, binary.LittleEndian.AppendUint32(right, icrc))
 }
 
 // ethernet is a frame with the packet.
@@ -85,9 +95,22 @@ func marker() (text, frame []byte) {
 	return text, ethernet(4, 0xff, append(ipHeader(4, len(udp)), udp...))
 }
 
-// sendFrame sends the frame at v0.
-func sendFrame(frame []byte) error {
-	v0, err := net.InterfaceByName("v0")
+// send sends the packet: from v0 to xroce, or from v1 in its namespace.
+func (f forged) send() error {
+	if !f.toRxe {
+		return sendFrame("v0", f.frame())
+	}
+	n1, err := netns.Open("/run/netns/n1")
+	if err != nil {
+		return err
+	}
+	defer n1.Close()
+	return n1.Do(func() error { return sendFrame("v1", f.frame()) })
+}
+
+// sendFrame sends the frame at the device.
+func sendFrame(name string, frame []byte) error {
+	device, err := net.InterfaceByName(name)
 	if err != nil {
 		return err
 	}
@@ -96,7 +119,7 @@ func sendFrame(frame []byte) error {
 		return fmt.Errorf("packet socket: %w", err)
 	}
 	defer unix.Close(s)
-	if err := unix.Sendto(s, frame, 0, &unix.SockaddrLinklayer{Ifindex: v0.Index}); err != nil {
+	if err := unix.Sendto(s, frame, 0, &unix.SockaddrLinklayer{Ifindex: device.Index}); err != nil {
 		return fmt.Errorf("packet socket: send: %w", err)
 	}
 	return nil

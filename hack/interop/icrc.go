@@ -24,7 +24,7 @@ import (
 const (
 	macV0     = 1 // last bytes of the Ethernet addresses: of rdma_rxe
 	macV1     = 2 // of xroce
-	macForged = 3 // and of what this program sends in the place of rdma_rxe
+	macForged = 3 // and of what this program sends in the place of one of them
 
 	rocePort  = 4791
 	bthLength = 12

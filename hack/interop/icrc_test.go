@@ -72,6 +72,16 @@ func TestAudit(t *testing.T) {
 	other[11] = macV1
 	path := filepath.Join(t.TempDir(), "capture.pcap")
 	require.NoError(t, os.WriteFile(path, pcap(good.frame(), bad.frame(), other), 0o600))
+	for _, toRxe := range []bool{false, true} {
+		for _, f := range families {
+			d, ok, err := dissect(forged{toRxe: toRxe, family: f, opcode: 0x04, qpn: 0x11, psn: 7, payload: []byte("x")}.frame())
+			require.True(t, ok)
+			require.NoError(t, err)
+			require.Equal(t, invariantCRC(d.covered), d.icrc)
+			addresses := map[int][2]int{4: {15, 19}, 6: {23, 39}}[f]
+			require.Equal(t, toRxe, d.covered[addresses[0]] == 2 && d.covered[addresses[1]] == 1)
+		}
+	}
 	found, err := auditFile(path)
 	require.NoError(t, err)
 	require.Equal(t, 2, found[macForged].packets)

@@ -150,7 +150,7 @@ func (g *guest) padNotCovered(operation string, family int) error {
 	if err != nil {
 		return err
 	}
-	if err := sendFrame(bad.frame()); err != nil {
+	if err := bad.send(); err != nil {
 		return err
 	}
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -182,7 +182,7 @@ func (g *guest) padNotCovered(operation string, family int) error {
 	if len(packets) != 1 || packets[0].sender != macForged || invariantCRC(packets[0].covered) == packets[0].icrc {
 		return fmt.Errorf("the capture has %d packets instead of the one with the wrong ICRC", len(packets))
 	}
-	if err := sendFrame(f.frame()); err != nil {
+	if err := f.send(); err != nil {
 		return err
 	}
 	if operation == opSend {

@@ -27,6 +27,9 @@ for _ in $(seq 100); do
 	[ "$(cat /sys/class/net/v0/operstate)" = up ] && [ "$(ip netns exec n1 cat /sys/class/net/v1/operstate)" = up ] && break
 	sleep 0.1
 done
+# Neighbours are known before packets get lost on purpose: the kernel gives an address one second to be resolved when a queue pair of rdma_rxe
+# is connected, and asks again after a second.
+for address in 10.0.0.2 fd00::2; do ping -q -c 3 -i 0.2 "$address" >/dev/null; done
 if [ "$left" = rxe ]; then
 	modprobe -a rdma_rxe ib_uverbs
 	rdma system set netns shared

@@ -25,6 +25,8 @@ type commandLine struct {
 	Report reportCommand `cmd:"" help:"Make docs/interop.md of the results that runs have left."`
 	Guest  guestCommand  `cmd:"" hidden:"" help:"Within the machine."`
 	Peer   peerCommand   `cmd:"" hidden:"" help:"The end made of xroce."`
+
+	PingPong pingPongCommand `cmd:"" hidden:"" help:"The end made of xroce for a ping-pong program of rdma-core."`
 }
 
 func main() {

@@ -54,6 +54,9 @@ func (c *reportCommand) Run() error {
 	return f.Close()
 }
 
+// row is the row of a table that has it.
+func (r *result) row() string { return cmp.Or(r.Row, r.Name) }
+
 // compareVersions orders "6.1.0" before "6.12.1".
 func compareVersions(a, b string) int {
 	var x, y [2]int
@@ -72,6 +75,7 @@ type table struct {
 type tally struct {
 	outcomes map[string]int
 	details  []string
+	short    string
 }
 
 func (t *table) add(row, kernel string, r result) {
@@ -90,6 +94,7 @@ func (t *table) add(row, kernel string, r result) {
 	}
 	x := t.cells[at]
 	x.outcomes[r.Outcome]++
+	x.short = r.Short
 	if r.Outcome != works && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
@@ -98,6 +103,9 @@ func (t *table) add(row, kernel string, r result) {
 func (t *tally) String() string {
 	if t == nil {
 		return ""
+	}
+	if t.short != "" {
+		return t.short
 	}
 	var all []string
 	for _, outcome := range []string{works, refused, fault, fails} {
@@ -153,7 +161,7 @@ const introduction = `# xroce and Linux's rdma_rxe
 
 What the two did with each other, in virtual machines with kernels of Debian: rdma_rxe at one end of a veth pair, driven through
 rdma-core (pyverbs), and xroce at the other. ` + "`bin/interop report`" + ` makes this file of the results of runs, ` + "`make interop-full`" + ` all of them
-and this file; ` + "`make interop`" + ` runs the cells of the first two tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
+and this file; ` + "`make interop`" + ` runs the cells of the first two tables, and a little of the next ones, on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
 
 "Refused" is a clean refusal by one of the ends, with a reason; "rxe's fault" is something that rdma_rxe does wrong, by
 evidence of the capture or the counters, which is named.
@@ -192,6 +200,8 @@ func writeDocument(w io.Writer, reports []report) {
 		"a SEND that is too long: rdma_rxe answers with a remote operational error (REM_OP_ERR) and its receive completes with LOC_QP_OP_ERR, where the "+
 		"specification and xroce have REM_INV_REQ_ERR and LOC_LEN_ERR.\n\n")
 	faults.write(w, "fault")
+	writeStock(w, reports)
+	writeLadder(w, reports)
 	fmt.Fprintf(w, "## Devices\n\nWhat xroce obtained, and what it says why not more.\n\n")
 	for _, r := range reports {
 		for _, x := range r.Results {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,16 +20,22 @@ import (
 type rung struct{ mode, copy, multiBuffer string }
 
 func (r rung) String() string {
-	if r == (rung{}) {
-		return "default"
+	var parts []string
+	for _, part := range []string{r.mode, map[string]string{"copy": "copy", "zero": "zero copy"}[r.copy], r.multiBuffer} {
+		if part != "" {
+			parts = append(parts, part)
+		}
 	}
-	return fmt.Sprintf("%s, %s, multi-buffer %s", r.mode, map[string]string{"copy": "copy", "zero": "zero copy"}[r.copy], r.multiBuffer)
+	if r.multiBuffer != "" {
+		parts[len(parts)-1] = "multi-buffer " + r.multiBuffer
+	}
+	return cmp.Or(strings.Join(parts, ", "), "default")
 }
 
 func rungs(brief bool) (all []rung) {
-	all = []rung{{}}
+	all = []rung{{}, {mode: "generic"}}
 	if brief {
-		return append(all, rung{"generic", "copy", "off"})
+		return all
 	}
 	for _, mode := range []string{"native", "generic"} {
 		for _, copying := range []string{"copy", "zero"} {
@@ -88,7 +95,7 @@ func (g *guest) ladder() {
 		return
 	}
 	port, err := xdp.Probe("v1", xdp.ProbeOptions{NetNS: "/run/netns/n1"})
-	if err != nil {
+	if err = errors.Join(err, port.Obstacle); err != nil {
 		g.add(result{Kind: "rung", Name: "probe", Outcome: fails, Detail: err.Error()}, time.Now())
 	}
 	for _, r := range rungs(g.plan.Brief) {
@@ -150,10 +157,13 @@ func (g *guest) climb(r rung, port xdp.Port) (short string, err error) {
 	if wrong := got.contradicts(r); wrong != nil {
 		return "", fmt.Errorf("obtained %s", strings.Join(wrong, ", "))
 	}
-	if r == (rung{}) {
-		if wrong := got.differsFrom(port); wrong != nil {
-			return "", fmt.Errorf("obtained %v, but the probe expects %s", got, strings.Join(wrong, ", "))
+	short = got.String()
+	if r == (rung{}) && port.Rungs != nil {
+		wrong, note := got.differsFrom(port)
+		if wrong != nil {
+			return "", fmt.Errorf("obtained %v, but \"xroce devices\" expects %s", got, strings.Join(wrong, ", "))
 		}
+		short += note
 	}
 	if err := g.carrier(); err != nil {
 		return "", err
@@ -176,27 +186,33 @@ func (g *guest) climb(r rung, port xdp.Port) (short string, err error) {
 			return "", err
 		}
 	}
-	return got.String(), nil
+	return short, nil
 }
 
-// differsFrom says what "xroce devices" expects otherwise.
-func (o obtained) differsFrom(port xdp.Port) (all []string) {
-	if !slices.ContainsFunc(port.Rungs, func(r xdp.Rung) bool { return r.String() == o.Mode }) {
-		all = append(all, fmt.Sprintf("one of %v", port.Rungs))
-	}
-	if port.DriverTells && port.Rungs[0].String() != o.Mode {
+// differsFrom says what "xroce devices" expects otherwise. Open may obtain a better rung than the driver tells, since it tries each: kernels do
+// not compare what a program needs with what the driver tells. That is a note only.
+func (o obtained) differsFrom(port xdp.Port) (all []string, note string) {
+	place := slices.IndexFunc(port.Rungs, func(r xdp.Rung) bool { return r.String() == o.Mode })
+	better := place < 0 // or multi-buffer with it
+	expected := port.MultiBuffer == nil
+	switch {
+	case better && o.MultiBuffer && !expected:
+		note = fmt.Sprintf(" (`xroce devices` expects %v without multi-buffer)", port.Rungs[0])
+	case better:
+		note = fmt.Sprintf(" (`xroce devices` expects %v)", port.Rungs[0])
+	case place > 0 && port.DriverTells:
 		all = append(all, fmt.Sprintf("%v, as the driver tells", port.Rungs[0]))
 	}
 	if port.DriverTells && port.ZeroCopy != o.ZeroCopy {
 		all = append(all, fmt.Sprintf("zero copy %v, as the driver tells", port.ZeroCopy))
 	}
-	if expected := port.MultiBuffer == nil; expected != o.MultiBuffer {
+	if expected != o.MultiBuffer && !(better && o.MultiBuffer) {
 		all = append(all, fmt.Sprintf("multi-buffer %v", expected))
 	}
 	if port.ActiveMTU.Bytes() != o.MTU {
 		all = append(all, fmt.Sprintf("path MTU %d", port.ActiveMTU.Bytes()))
 	}
-	return all
+	return all, note
 }
 
 // carrier waits until v1 has a carrier: NICs lose it for seconds when a program is attached.
@@ -236,7 +252,7 @@ func writeLadder(w io.Writer, reports []report) {
 	fmt.Fprint(w, "## Attach ladder\n\nWhat `xroce features` says of each kernel, which is compared with the versions that it names, and what xroce "+
 		"obtained when it was opened with each choice of mode, copy mode and multi-buffer: the rung, how frames are copied, the largest path MTU. "+
 		"Where it was opened, WRITE, READ and SEND of 64 KiB went both ways at that path MTU and were compared, and a larger one is refused. "+
-		"\"Default\" is what all three give if nothing is asked for, and is compared with what `xroce devices` expects without opening.\n\n")
+		"\"Default\" is nothing asked for, and is compared with what `xroce devices` expects without opening.\n\n")
 	features.write(w, "feature")
 	rungs.write(w, "choice")
 }

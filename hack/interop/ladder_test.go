@@ -49,13 +49,32 @@ func TestContradicts(t *testing.T) {
 	require.Len(t, obtained{Mode: "native", MTU: 4096}.contradicts(rung{}), 1)
 }
 
+func TestRungs(t *testing.T) {
+	require.Len(t, rungs(false), 10)
+	require.Equal(t, "default", rung{}.String())
+	require.Equal(t, "generic", rung{mode: "generic"}.String())
+	require.Equal(t, "native, zero copy, multi-buffer off", rung{"native", "zero", "off"}.String())
+}
+
 // TestDiffersFrom: the same for what the probe expects.
 func TestDiffersFrom(t *testing.T) {
 	port := xdp.Port{Rungs: []xdp.Rung{bpf.RungNative, bpf.RungGeneric}, DriverTells: true, ActiveMTU: roce.MTU4096}
-	require.Empty(t, obtained{Mode: "native", MultiBuffer: true, MTU: 4096}.differsFrom(port))
-	require.Len(t, obtained{Mode: "native+frags", ZeroCopy: true, MTU: 2048}.differsFrom(port), 5)
+	check := func(o obtained, wrong int, note string) {
+		t.Helper()
+		all, said := o.differsFrom(port)
+		require.Len(t, all, wrong)
+		require.Equal(t, note, said)
+	}
+	check(obtained{Mode: "native", MultiBuffer: true, MTU: 4096}, 0, "")
+	check(obtained{Mode: "native+frags", MultiBuffer: true, MTU: 4096}, 0, " (`xroce devices` expects native)")
+	check(obtained{Mode: "generic", ZeroCopy: true, MTU: 2048}, 4, "")
+	check(obtained{Mode: "native+frags", MTU: 4096}, 1, " (`xroce devices` expects native)")
+	port.MultiBuffer = xdp.ErrNotSupported
+	check(obtained{Mode: "native+frags", MultiBuffer: true, MTU: 4096}, 0, " (`xroce devices` expects native without multi-buffer)")
+	check(obtained{Mode: "native", MultiBuffer: true, MTU: 4096}, 1, "")
+	port.MultiBuffer = nil
 	port.DriverTells = false
-	require.Empty(t, obtained{Mode: "generic", MultiBuffer: true, ZeroCopy: true, MTU: 4096}.differsFrom(port))
+	check(obtained{Mode: "generic", ZeroCopy: true, MultiBuffer: true, MTU: 4096}, 0, "")
 }
 
 // TestLadderTable: what was obtained stands in the place of the outcome, and why not below.

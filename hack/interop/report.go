@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 type reportCommand struct {
 	Keep  string `default:"bin/interop-results" help:"Folder of the results."`
 	Write string `default:"docs/interop.md" help:"The document."`
+	Short string `default:"internal/support/matrix/kernels.md" help:"The section for docs/support.md."`
 }
 
 // Run collects all results below the folder.
@@ -46,12 +48,14 @@ func (c *reportCommand) Run() error {
 		return fmt.Errorf("no results below %s: make interop", c.Keep)
 	}
 	slices.SortStableFunc(reports, func(a, b report) int { return compareVersions(a.Kernel, b.Kernel) })
-	f, err := os.Create(c.Write)
-	if err != nil {
-		return err
+	for name, write := range map[string]func(io.Writer, []report){c.Write: writeDocument, c.Short: writeKernels} {
+		var b bytes.Buffer
+		write(&b, reports)
+		if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {
+			return err
+		}
 	}
-	writeDocument(f, reports)
-	return f.Close()
+	return nil
 }
 
 // row is the row of a table that has it.
@@ -121,19 +125,29 @@ func (t *tally) String() string {
 // numbers are those in details that differ from cell to cell.
 var numbers = regexp.MustCompile(`0x[0-9a-f]+ at [0-9a-f.:]+[0-9a-f]|\b\d+ (packets|times)|all \d+`)
 
+// grid prints the table.
+func (t *table) grid(w io.Writer, head string) {
+	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", head, strings.Join(t.kernels, " | "), strings.Repeat("---|", len(t.kernels)))
+	for _, row := range t.rows {
+		fmt.Fprintf(w, "| %s |", row)
+		for _, k := range t.kernels {
+			fmt.Fprintf(w, " %v |", t.cells[[2]string{row, k}])
+		}
+		fmt.Fprintln(w)
+	}
+}
+
 // write prints the table, and then once each what the outcomes other than "works" say.
 func (t *table) write(w io.Writer, head string) {
 	if len(t.rows) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", head, strings.Join(t.kernels, " | "), strings.Repeat("---|", len(t.kernels)))
+	t.grid(w, head)
 	var said []string
 	where := map[string][]string{}
 	for _, row := range t.rows {
-		fmt.Fprintf(w, "| %s |", row)
 		for _, k := range t.kernels {
 			x := t.cells[[2]string{row, k}]
-			fmt.Fprintf(w, " %v |", x)
 			if x == nil {
 				continue
 			}
@@ -146,7 +160,6 @@ func (t *table) write(w io.Writer, head string) {
 				}
 			}
 		}
-		fmt.Fprintln(w)
 	}
 	fmt.Fprintln(w)
 	for _, s := range said {

@@ -21,7 +21,8 @@ import (
 // Stock programs are those of rdma-core as they come with the distribution, on rdma_rxe at v0, with xroce as a user would program
 // it at v1 (pingpong.go): other people's code decides there what is right. Of rdma-core's and perftest's programs these are the ones that
 // xroce can talk to: rping, ucmatose and udaddy meet by librdmacm's connection manager, the others need UC, UD or XRC; and
-// what perftest's programs tell each other over TCP is theirs alone, differs between their versions, and is the longer part of the talk.
+// perftest's programs compare their versions, page sizes and MTUs over TCP before the endpoints, and their counts behind them, in
+// ways that go with the version.
 
 // stockLimit is the time that both ends have to end by themselves, stockGrace what the stock program has after a failure of xroce's end.
 const (
@@ -186,7 +187,7 @@ func (s stockRun) judge(seen answer, xroceErr error, said string, programErr, en
 	case seen.Refused && ended == nil:
 		return &endError{"xroce", "connect", seen.Error, true}
 	case ended != nil || xroceErr != nil:
-		return fmt.Errorf("xroce: %s (%v); %s: %v: %q", cmp.Or(seen.Error, "no complaint"), xroceErr, s.program, programErr, said)
+		return fmt.Errorf("xroce: %s (%v); %s: %v: %q; ended by force: %v", cmp.Or(seen.Error, "no complaint"), xroceErr, s.program, programErr, said, ended)
 	case programErr != nil:
 		return fmt.Errorf("%s: %w: %q", s.program, programErr, said)
 	case strings.Contains(said, "invalid data"):
@@ -226,6 +227,6 @@ func writeStock(w io.Writer, reports []report) {
 		"each way, of 1, 33, 4096 and 65536 bytes, and the counts below are of sizes. The stock program validates (`-c`), ends with status 0 and says how much it has moved; "+
 		"xroce compares each message with what has to be in it. They tell each other the endpoints over TCP, which the kernel carries over the "+
 		"same network device. Without librdmacm, UC, UD and XRC, which xroce does not have, there are no rping, ucmatose and udaddy, nor the other ping-pongs; "+
-		"what the programs of perftest tell each other is theirs alone, and differs between their versions.\n\n")
+		"the programs of perftest tell each other much more over TCP, in ways that go with the version.\n\n")
 	games.write(w, "program")
 }

@@ -24,10 +24,12 @@ import (
 // perftest's programs compare their versions, page sizes and MTUs over TCP before the endpoints, and their counts behind them, in
 // ways that go with the version.
 
-// stockLimit is the time that both ends have to end by themselves, stockGrace what the stock program has after a failure of xroce's end.
+// stockLimit is the time that both ends have to end by themselves. Xroce's end gives up sooner, to say what it has seen. stockGrace is what the
+// stock program has after a failure of xroce's end.
 const (
-	stockLimit = 2 * time.Minute
-	stockGrace = 5 * time.Second
+	stockLimit  = 2 * time.Minute
+	stockGiveUp = stockLimit - 10*time.Second
+	stockGrace  = 15 * time.Second
 )
 
 // stockRun is one game. Server says that the stock program is the server.
@@ -76,7 +78,7 @@ func (s stockRun) String() string {
 func stockRuns(brief bool) (all []stockRun) {
 	const count = 300
 	if brief {
-		return []stockRun{{rcPingPong, true, 1024, 4096, count, false}, {rcPingPong, false, 1024, 4096, count, false}}
+		return []stockRun{{rcPingPong, true, 1024, 4096, 100, false}, {rcPingPong, false, 1024, 4096, 100, false}}
 	}
 	for _, server := range []bool{true, false} {
 		for _, mtu := range []int{256, 1024, 4096} {
@@ -111,6 +113,9 @@ func (g *guest) alone(kind, row, name string, run func() (short string, err erro
 	var err error
 	r.Short, err = run()
 	capture.stop(err != nil)
+	if stuck := (*stuckError)(nil); errors.As(err, &stuck) {
+		err = stuck.blame(readCapture())
+	}
 	if err != nil {
 		r.Outcome, r.Detail = outcomeOf(err), err.Error()
 	}
@@ -134,7 +139,7 @@ func (s stockRun) play() error {
 	defer cancel()
 	program := exec.CommandContext(ctx, s.program, "-d", "rxe0", "-g", gidIndex("rxe0", "10.0.0.1"), "-c",
 		"-m", strconv.Itoa(s.mtu), "-s", strconv.Itoa(s.size), "-n", strconv.Itoa(s.count))
-	xroce := exec.CommandContext(ctx, "ip", "netns", "exec", "n1", own, "ping-pong", patternFile, "--checked", "--limit", stockLimit.String(),
+	xroce := exec.CommandContext(ctx, "ip", "netns", "exec", "n1", own, "ping-pong", patternFile, "--checked", "--limit", stockGiveUp.String(),
 		"--mtu", strconv.Itoa(s.mtu), "--size", strconv.Itoa(s.size), "--count", strconv.Itoa(s.count))
 	more, options := s.differences()
 	xroce.Args, program.Args = append(xroce.Args, more...), append(program.Args, options...)
@@ -186,6 +191,8 @@ func (s stockRun) judge(seen answer, xroceErr error, said string, programErr, en
 	switch {
 	case seen.Refused && ended == nil:
 		return &endError{"xroce", "connect", seen.Error, true}
+	case errors.Is(ended, context.DeadlineExceeded):
+		return &stuckError{s, fmt.Sprintf("xroce: %s (%v); %s: %v: %q", cmp.Or(seen.Error, "no complaint"), xroceErr, s.program, programErr, said)}
 	case ended != nil || xroceErr != nil:
 		return fmt.Errorf("xroce: %s (%v); %s: %v: %q; ended by force: %v", cmp.Or(seen.Error, "no complaint"), xroceErr, s.program, programErr, said, ended)
 	case programErr != nil:

@@ -38,6 +38,8 @@ func TestJudge(t *testing.T) {
 		require.Error(t, err, name)
 		require.Equal(t, fails, outcomeOf(err), name)
 	}
+	stuck := (*stuckError)(nil)
+	require.ErrorAs(t, game.judge(answer{Error: "late"}, failed, said, failed, context.DeadlineExceeded), &stuck)
 	require.Equal(t, refused, outcomeOf(game.judge(answer{Error: "path MTU", Refused: true}, failed, "", failed, nil)))
 }
 

@@ -81,12 +81,12 @@ interop:
 # All cells, 256 MiB each way with loss, all kernels, zero copy; then docs/interop.md. Takes hours: the nightly run.
 interop-full:
 	$(GO) build -trimpath -o bin/ ./hack/interop
-	bin/interop run --kernel 6.1,6.12 --limit 1h
-	bin/interop run --full --parts cells,faults,cases,bulk,speed --limit 6h
+	bin/interop run --kernel 6.1,6.12 --parts cells,faults,cases,stock,ladder --limit 1h
+	bin/interop run --full --parts cells,faults,cases,stock,ladder,bulk,speed --limit 6h
 	-bin/interop run --kernel 6.12,new --nic virtio --left xroce --copy zero --netdev-mtu 3000 --parts bulk
-	-bin/interop run --nic virtio --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --kernel 6.1,6.12,new --nic virtio --copy zero --netdev-mtu 3000 --parts ladder,bulk
 	-bin/interop run --kernel 6.12,new --nic igb --left xroce --copy zero --netdev-mtu 3000 --parts bulk
-	-bin/interop run --nic igb --copy zero --netdev-mtu 3000 --parts bulk
+	-bin/interop run --kernel 6.1,6.12,new --nic igb --copy zero --netdev-mtu 3000 --parts ladder,bulk
 	bin/interop report
 
 # Go benchmarks of single packages.

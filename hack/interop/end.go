@@ -20,6 +20,9 @@ type end struct {
 	address map[int]string // by family
 	start   func() *exec.Cmd
 	copy    string
+	// Asked for and got by xroce only, see ladder.go.
+	mode, multiBuffer string
+	obtained          obtained
 
 	cmd     *exec.Cmd
 	input   io.WriteCloser
@@ -68,7 +71,8 @@ func (e *end) open(logs string) (information string, err error) {
 			answers <- a
 		}
 	}()
-	a, err := e.do(command{Do: "open", Device: e.device, Copy: e.copy})
+	a, err := e.do(command{Do: "open", Device: e.device, Copy: e.copy, Mode: e.mode, MultiBuffer: e.multiBuffer})
+	e.obtained = a.Obtained
 	return a.Information, err
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +36,10 @@ type plan struct {
 	Cases  []string `json:"cases"` // their names
 	Bulk   string   `json:"bulk"`  // of bulkSize each way: "", or the loss
 	Speed  bool     `json:"speed"`
+	Stock  bool     `json:"stock"`
+	Ladder bool     `json:"ladder"`
+	Brief  bool     `json:"brief"` // of stock and ladder a few only
+	Only   string   `json:"only"`  // of stock and ladder: what the name contains
 }
 
 // Outcomes of a cell.
@@ -47,8 +52,10 @@ const (
 
 // result is what became of a cell.
 type result struct {
-	Kind    string  `json:"kind"` // transfer, fault, case, bulk, open, speed
+	Kind    string  `json:"kind"` // transfer, fault, case, bulk, open, speed, stock, rung, feature
 	Name    string  `json:"name"`
+	Row     string  `json:"row,omitempty"`   // of a table, if that is not Name
+	Short   string  `json:"short,omitempty"` // what a table has in place of the outcome
 	Cell    *cell   `json:"cell,omitempty"`
 	Outcome string  `json:"outcome"`
 	Detail  string  `json:"detail,omitempty"`
@@ -115,6 +122,12 @@ func (c *guestCommand) Run() (err error) {
 	if g.openEnds() {
 		g.runCells()
 		g.closeEnds()
+	}
+	if g.plan.Stock {
+		g.stock()
+	}
+	if g.plan.Ladder {
+		g.ladder()
 	}
 	if g.plan.Speed {
 		g.measureSpeed()
@@ -319,8 +332,8 @@ func (g *guest) add(r result, begin time.Time) {
 	r.Seconds = time.Since(begin).Seconds()
 	g.report.Results = append(g.report.Results, r)
 	fmt.Printf("%-11s %5.1f s  %s", r.Outcome, r.Seconds, r.Name)
-	if r.Detail != "" {
-		fmt.Printf(": %s", r.Detail)
+	if text := cmp.Or(r.Detail, r.Short); text != "" {
+		fmt.Printf(": %s", text)
 	}
 	fmt.Println()
 }

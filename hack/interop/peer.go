@@ -79,7 +79,7 @@ func mapFile(name string) ([]byte, error) {
 func (p *peer) obey(c *command) (a answer, err error) {
 	switch c.Do {
 	case "open":
-		a.Information, err = p.open(c)
+		a.Information, a.Obtained, err = p.open(c)
 	case "create":
 		a.Endpoint, err = p.create(c)
 	case "connect":
@@ -114,8 +114,13 @@ func (p *peer) obey(c *command) (a answer, err error) {
 	return a, err
 }
 
-func (p *peer) open(c *command) (string, error) {
-	o := verbs.Options{CheckOwners: true, NoControl: true}
+var (
+	xdpModes     = map[string]verbs.XDPMode{"native": verbs.XDPNative, "generic": verbs.XDPGeneric}
+	multiBuffers = map[string]verbs.MultiBuffer{"on": verbs.MultiBufferOn, "off": verbs.MultiBufferOff}
+)
+
+func (p *peer) open(c *command) (string, obtained, error) {
+	o := verbs.Options{CheckOwners: true, NoControl: true, Mode: xdpModes[c.Mode], MultiBuffer: multiBuffers[c.MultiBuffer]}
 	switch c.Copy {
 	case "copy":
 		o.Copy = verbs.CopyOnly
@@ -124,18 +129,22 @@ func (p *peer) open(c *command) (string, error) {
 	}
 	device, err := verbs.OpenDevice(c.Device, o)
 	if err != nil {
-		return "", err
+		return "", obtained{}, err
 	}
 	p.device = device
 	if p.pd, err = device.AllocPD(); err != nil {
-		return "", err
+		return "", obtained{}, err
+	}
+	port, err := device.QueryPort()
+	if err != nil {
+		return "", obtained{}, err
 	}
 	i := device.Information()
 	text := fmt.Sprintf("%s, XDP %s, zero copy %v, multi-buffer %v", i.Driver, i.Mode, i.ZeroCopy, i.MultiBuffer)
 	for _, n := range i.NotTaken {
 		text += "; not taken: " + n
 	}
-	return text, nil
+	return text, obtained{i.Mode, i.ZeroCopy, i.MultiBuffer, port.ActiveMTU.Bytes()}, nil
 }
 
 var accessNames = map[string]verbs.AccessFlags{

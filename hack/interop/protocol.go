@@ -13,9 +13,11 @@ package main
 type command struct {
 	Do string `json:"do"`
 
-	// open: the device of that name. Copy asks xroce for "copy" or "zero" copy.
-	Device string `json:"device,omitempty"`
-	Copy   string `json:"copy,omitempty"`
+	// open: the device of that name. Copy asks xroce for "copy" or "zero" copy, Mode for "native" or "generic", MultiBuffer for "on" or "off".
+	Device      string `json:"device,omitempty"`
+	Copy        string `json:"copy,omitempty"`
+	Mode        string `json:"mode,omitempty"`
+	MultiBuffer string `json:"multi_buffer,omitempty"`
 
 	// create: a region of Length bytes, a CQ and a queue pair, at the address. Access is what the peer may do.
 	Address string   `json:"address,omitempty"`
@@ -91,6 +93,7 @@ type answer struct {
 	Refused bool   `json:"refused,omitempty"`
 
 	Information string            `json:"information,omitempty"` // open
+	Obtained    obtained          `json:"obtained,omitzero"`     // open (xroce only)
 	Endpoint    *endpoint         `json:"endpoint,omitempty"`    // create
 	Keys        []uint32          `json:"keys,omitempty"`        // window
 	Completions []completion      `json:"completions,omitempty"` // wait

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 type reportCommand struct {
 	Keep  string `default:"bin/interop-results" help:"Folder of the results."`
 	Write string `default:"docs/interop.md" help:"The document."`
+	Short string `default:"internal/support/matrix/kernels.md" help:"The section for docs/support.md."`
 }
 
 // Run collects all results below the folder.
@@ -46,13 +48,18 @@ func (c *reportCommand) Run() error {
 		return fmt.Errorf("no results below %s: make interop", c.Keep)
 	}
 	slices.SortStableFunc(reports, func(a, b report) int { return compareVersions(a.Kernel, b.Kernel) })
-	f, err := os.Create(c.Write)
-	if err != nil {
-		return err
+	for name, write := range map[string]func(io.Writer, []report){c.Write: writeDocument, c.Short: writeKernels} {
+		var b bytes.Buffer
+		write(&b, reports)
+		if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {
+			return err
+		}
 	}
-	writeDocument(f, reports)
-	return f.Close()
+	return nil
 }
+
+// row is the row of a table that has it.
+func (r *result) row() string { return cmp.Or(r.Row, r.Name) }
 
 // compareVersions orders "6.1.0" before "6.12.1".
 func compareVersions(a, b string) int {
@@ -72,6 +79,7 @@ type table struct {
 type tally struct {
 	outcomes map[string]int
 	details  []string
+	short    string
 }
 
 func (t *table) add(row, kernel string, r result) {
@@ -90,6 +98,7 @@ func (t *table) add(row, kernel string, r result) {
 	}
 	x := t.cells[at]
 	x.outcomes[r.Outcome]++
+	x.short = r.Short
 	if (r.Outcome != works || r.Kind == "case" && r.Detail != "") && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
@@ -98,6 +107,9 @@ func (t *table) add(row, kernel string, r result) {
 func (t *tally) String() string {
 	if t == nil {
 		return ""
+	}
+	if t.short != "" {
+		return t.short
 	}
 	var all []string
 	for _, outcome := range []string{works, refused, fault, fails} {
@@ -113,19 +125,29 @@ func (t *tally) String() string {
 // numbers are those in details that differ from cell to cell.
 var numbers = regexp.MustCompile(`0x[0-9a-f]+ at [0-9a-f.:]+[0-9a-f]|\b\d+ (packets|times)|all \d+`)
 
+// grid prints the table.
+func (t *table) grid(w io.Writer, head string) {
+	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", head, strings.Join(t.kernels, " | "), strings.Repeat("---|", len(t.kernels)))
+	for _, row := range t.rows {
+		fmt.Fprintf(w, "| %s |", row)
+		for _, k := range t.kernels {
+			fmt.Fprintf(w, " %v |", t.cells[[2]string{row, k}])
+		}
+		fmt.Fprintln(w)
+	}
+}
+
 // write prints the table, and then once each what the outcomes other than "works" say.
 func (t *table) write(w io.Writer, head string) {
 	if len(t.rows) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", head, strings.Join(t.kernels, " | "), strings.Repeat("---|", len(t.kernels)))
+	t.grid(w, head)
 	var said []string
 	where := map[string][]string{}
 	for _, row := range t.rows {
-		fmt.Fprintf(w, "| %s |", row)
 		for _, k := range t.kernels {
 			x := t.cells[[2]string{row, k}]
-			fmt.Fprintf(w, " %v |", x)
 			if x == nil {
 				continue
 			}
@@ -138,7 +160,6 @@ func (t *table) write(w io.Writer, head string) {
 				}
 			}
 		}
-		fmt.Fprintln(w)
 	}
 	fmt.Fprintln(w)
 	for _, s := range said {
@@ -153,7 +174,7 @@ const introduction = `# xroce and Linux's rdma_rxe
 
 What the two did with each other, in virtual machines with kernels of Debian: rdma_rxe at one end of a veth pair, driven through
 rdma-core (pyverbs), and xroce at the other. ` + "`bin/interop report`" + ` makes this file of the results of runs, ` + "`make interop-full`" + ` all of them
-and this file; ` + "`make interop`" + ` runs the cells of the first three tables on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
+and this file; ` + "`make interop`" + ` runs the cells of the first three tables, and a little of the next ones, on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
 ` + "`make interop-full`" + ` is what to run every night: it tells whose packets are wrong when a new kernel breaks something.
 
 "Refused" is a clean refusal by one of the ends, with a reason; "rxe's fault" is something that rdma_rxe does wrong, by
@@ -196,6 +217,8 @@ func writeDocument(w io.Writer, reports []report) {
 		"specification and xroce have REM_INV_REQ_ERR and LOC_LEN_ERR.\n\n")
 	faults.write(w, "fault")
 	writeCases(w, &cases)
+	writeStock(w, reports)
+	writeLadder(w, reports)
 	fmt.Fprintf(w, "## Devices\n\nWhat xroce obtained, and what it says why not more.\n\n")
 	for _, r := range reports {
 		for _, x := range r.Results {

@@ -25,7 +25,7 @@ var setupScript []byte
 type runCommand struct {
 	Kernels []string      `name:"kernel" short:"k" default:"new" help:"Kernels: 6.1, 6.12, new."`
 	Full    bool          `help:"All cells instead of a covering selection."`
-	Parts   []string      `default:"cells,faults,cases" help:"What to run: cells, faults, cases, bulk, speed."`
+	Parts   []string      `default:"cells,faults,cases,brief" help:"What to run: cells, faults, cases, stock, ladder, brief (a little of stock and ladder), bulk, speed."`
 	Only    string        `placeholder:"TEXT" help:"Only cells and cases whose description contains this."`
 	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb."`
 	Left    string        `default:"rxe" enum:"rxe,xroce" help:"What is at the other end: rxe or xroce."`
@@ -56,7 +56,7 @@ func (c *runCommand) Run(ctx context.Context) error {
 }
 
 func (c *runCommand) plan() plan {
-	p := plan{NIC: c.NIC, Layout: "veth", NetMTU: c.NetMTU, Left: c.Left, Copy: c.Copy}
+	p := plan{Only: c.Only, NIC: c.NIC, Layout: "veth", NetMTU: c.NetMTU, Left: c.Left, Copy: c.Copy}
 	if c.NIC != "" {
 		p.Layout = "nics"
 	}
@@ -85,6 +85,12 @@ func (c *runCommand) plan() plan {
 			if c.NIC != "" {
 				p.Bulk = losses[0]
 			}
+		case "stock":
+			p.Stock = c.NIC == "" && c.Left == "rxe"
+		case "ladder":
+			p.Ladder = c.Left == "rxe"
+		case "brief":
+			p.Stock, p.Ladder, p.Brief = c.NIC == "" && c.Left == "rxe", c.Left == "rxe", true
 		case "speed":
 			p.Speed = true
 		}

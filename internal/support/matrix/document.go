@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	_ "embed"
 	"fmt"
 	"maps"
 	"path"
@@ -16,8 +17,14 @@ import (
 const preface = `# What is supported
 
 Made by "make support" from what tests recorded that passed (package internal/support): do not edit. A row that has no test
-does not exist; what the specification has and no test has shown is listed at the end. Tests are named with their package.
+does not exist; what the specification has and no test has shown is listed behind them. Tests are named with their package.
+The last section is of virtual machines.
 `
+
+// kernels is the last section. It is not of records of tests but of what virtual machines have shown: "bin/interop report" writes it.
+//
+//go:embed kernels.md
+var kernels string
 
 // row is what tests found about one key.
 type row struct {
@@ -104,6 +111,7 @@ func document(records []support.Record) ([]byte, error) {
 	fmt.Fprintf(&b, "\nNot in roce's table at all: %s.\n", unknownOpcodes())
 	section(&b, "### Transitions and attributes", "", []string{"Transition", "Attribute"}, missingChanges)
 	fmt.Fprintf(&b, "\n### Asynchronous events\n\n%s.\n", strings.Join(missingEvents(tables[support.TableObject]), ", "))
+	b.WriteString("\n" + kernels)
 	return b.Bytes(), nil
 }
 

@@ -47,6 +47,8 @@ func TestDocument(t *testing.T) {
 		require.Contains(t, strings.Split(string(text), "\n"), line)
 	}
 	require.NotContains(t, string(text), "| RC_SEND_ONLY |")
+	require.True(t, strings.HasSuffix(string(text), "\n\n"+kernels))
+	require.True(t, strings.HasPrefix(kernels, "## Kernels and drivers\n"))
 	require.Contains(t, string(text), "\nQP fatal error, QP invalid request error, ")
 	require.Contains(t, string(text), "table at all: 0x15, 0x18 to 0x1b, 0x1e to 0x1f, 0x2c to 0x63, 0x66 to 0x80, 0x82 to 0xff.")
 

@@ -46,7 +46,7 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 		got.notTaken = append(got.notTaken, skipped.Error())
 	}
 	choice := sockets[*xsk.Socket]{
-		options: o, index: index, patience: patience, obstacle: multiBufferObstacle(got.rung), open: xsk.Open,
+		options: o, index: index, patience: patience, obstacle: multiBufferObstacle(got.rung), copied: zeroCopyObstacle(got.rung), open: xsk.Open,
 	}
 	got.zeroCopy = true
 	for number := range count {
@@ -96,6 +96,7 @@ type sockets[S any] struct {
 	index    int           // of the network device
 	patience time.Duration // with a queue that is taken
 	obstacle error         // what stands against multi-buffer whatever the copy mode, or nil
+	copied   error         // what stands against zero copy whatever the driver, or nil
 	open     func(xsk.Options) (S, error)
 
 	// What the first socket obtained.
@@ -114,7 +115,14 @@ func (s *sockets[S]) next(queue int) (S, error) {
 		var none S
 		return none, fmt.Errorf("%w: multi-buffer: %w", ErrNotSupported, s.obstacle)
 	}
-	if s.options.Copy != CopyOnly {
+	switch {
+	case s.options.Copy == CopyOnly:
+	case s.copied != nil && s.options.Copy == ZeroCopy:
+		var none S
+		return none, fmt.Errorf("%w: zero copy: %w", ErrNotSupported, s.copied)
+	case s.copied != nil:
+		s.notTaken = append(s.notTaken, fmt.Sprintf("zero copy: %v", s.copied))
+	default:
 		s.multiBuffer = wanted == MultiBufferOn
 		s.copyMode = s.options.Copy // the later ones may copy where the driver has zero copy for some queues only
 		socket, err := s.try(queue, ZeroCopy)
@@ -152,6 +160,16 @@ func (s *sockets[S]) try(queue int, mode CopyMode) (S, error) {
 }
 
 var errZeroCopy = errors.New("the driver gives zero copy, which few combine with it; it has to be asked for, as path MTU 4096 does")
+
+// zeroCopyObstacle says what stands against zero copy on a rung, whatever the driver, or nil. A program in generic mode sees frames that
+// the driver has copied into a socket buffer already. Drivers bind zero copy all the same: virtio_net of Linux 7.3 then copies once more, igb
+// brings nothing at all (hack/interop, "ladder").
+func zeroCopyObstacle(rung bpf.Rung) error {
+	if !rung.Native() {
+		return fmt.Errorf("it needs an XDP program in native mode, and the rung is %v", rung)
+	}
+	return nil
+}
 
 // multiBufferObstacle says what stands against multi-buffer on a rung, whatever the copy mode, or nil.
 func multiBufferObstacle(rung bpf.Rung) error {

@@ -74,6 +74,30 @@ func TestChoiceOfSockets(t *testing.T) {
 	}
 }
 
+// In generic mode a driver that would bind zero copy is not asked for it.
+func TestGenericModeCopies(t *testing.T) {
+	for _, rung := range []bpf.Rung{bpf.RungGenericFrags, bpf.RungGeneric} {
+		driver := driver{zeroCopy: true, zeroCopySegments: true}
+		s := sockets[bool]{obstacle: multiBufferObstacle(rung), copied: zeroCopyObstacle(rung), open: driver.open}
+		for queue := range 2 {
+			zeroCopy, err := s.next(queue)
+			require.NoError(t, err)
+			require.False(t, zeroCopy)
+		}
+		require.Len(t, driver.opened, 2)
+		require.Equal(t, rung.Frags(), s.multiBuffer)
+		require.Contains(t, s.notTaken, "zero copy: it needs an XDP program in native mode, and the rung is "+rung.String())
+
+		s = sockets[bool]{options: Options{Copy: ZeroCopy}, copied: zeroCopyObstacle(rung), open: driver.open}
+		_, err := s.next(0)
+		require.ErrorIs(t, err, ErrNotSupported)
+		require.ErrorContains(t, err, rung.String())
+		require.Len(t, driver.opened, 2)
+	}
+	require.NoError(t, zeroCopyObstacle(bpf.RungNative))
+	require.NoError(t, zeroCopyObstacle(bpf.RungNativeFrags))
+}
+
 func TestChoiceOfSocketsFails(t *testing.T) {
 	for _, c := range []struct {
 		options  Options

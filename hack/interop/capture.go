@@ -109,9 +109,9 @@ func blame(c cell, err error) error {
 				"which is refused", n)}
 		}
 	case c.Operation == opRead && c.Requester == "xroce" && c.Size == 0:
-		if n := unanswered(packets); n >= 7 {
+		if n := unanswered(packets); n >= 3 {
 			return &rxeFault{fmt.Sprintf("rdma_rxe does not answer a READ of 0 bytes that is sent again: the same request %d times in "+
-				"the capture, and no response after the second one", n)}
+				"the capture, after the first one or its only response, and none of them has one", n)}
 		}
 	}
 	return err
@@ -164,20 +164,23 @@ func nowhere(packets []packet) (count int) {
 	return count
 }
 
-// unanswered is how often a READ was asked for of whose PSN there is no response after it was asked for the second time.
+// unanswered is how often a READ was asked for again, after the first time or after the last response with its PSN. That may come after a
+// second request, while both are on their way.
 func unanswered(packets []packet) (most int) {
-	asked := map[uint32]int{}
+	again := map[uint32]int{}
 	for _, p := range packets {
 		switch p.opcode {
 		case roce.RCReadRequest:
-			asked[p.psn]++
-		case roce.RCReadResponseOnly:
-			if asked[p.psn] > 1 {
-				asked[p.psn] = -1 << 16
+			if n, asked := again[p.psn]; asked {
+				again[p.psn] = n + 1
+			} else {
+				again[p.psn] = 0
 			}
+		case roce.RCReadResponseOnly:
+			again[p.psn] = 0
 		}
 	}
-	for _, n := range asked {
+	for _, n := range again {
 		most = max(most, n)
 	}
 	return most

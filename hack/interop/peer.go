@@ -178,7 +178,7 @@ func (p *peer) create(c *command) (*endpoint, error) {
 	}
 	// What the region grants, the queue pair permits.
 	const all = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal
-	p.options = verbs.ConnectOptions{AccessFlags: all, MaxRDAtomic: rdAtomic}
+	p.options = verbs.ConnectOptions{AccessFlags: all, MaxRDAtomic: rdAtomic, Timeout: ackTimeout}
 	p.options.GIDIndex = slices.IndexFunc(gids, func(g verbs.GID) bool { return g.Addr().Unmap().String() == c.Address })
 	if p.options.GIDIndex < 0 {
 		return nil, fmt.Errorf("%w: %s", verbs.ErrNoGID, c.Address)

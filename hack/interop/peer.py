@@ -13,6 +13,7 @@ from pyverbs.wr import RecvWR, SGE, SendWR
 
 DEPTH = 256
 RD_ATOMIC = 8
+ACK_TIMEOUT = 16  # 268 ms, as at xroce's end: see guest.go
 ACCESS = {'read': e.IBV_ACCESS_REMOTE_READ, 'write': e.IBV_ACCESS_REMOTE_WRITE, 'atomic': e.IBV_ACCESS_REMOTE_ATOMIC,
           'flush': getattr(e, 'IBV_ACCESS_FLUSH_GLOBAL', 0)}
 MTU = {256: e.IBV_MTU_256, 512: e.IBV_MTU_512, 1024: e.IBV_MTU_1024, 2048: e.IBV_MTU_2048, 4096: e.IBV_MTU_4096}
@@ -96,7 +97,7 @@ class Peer:
         if self.special:
             a.qp_access_flags |= ACCESS['flush']
         a.rq_psn, a.sq_psn = remote['psn'], self.psn
-        a.min_rnr_timer, a.timeout, a.retry_cnt, a.rnr_retry = 12, 14, c['retry'], c['rnr_retry']
+        a.min_rnr_timer, a.timeout, a.retry_cnt, a.rnr_retry = 12, ACK_TIMEOUT, c['retry'], c['rnr_retry']
         h = packed(remote['address']).hex()
         gid = GID(':'.join(h[i:i + 4] for i in range(0, 32, 4)))
         a.ah_attr = AHAttr(gr=GlobalRoute(dgid=gid, sgid_index=self.gid, hop_limit=64), is_global=1, port_num=1)

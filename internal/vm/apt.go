@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,14 +62,23 @@ func (a *apt) update(ctx context.Context) error {
 			return err
 		}
 	}
+	// The lists belong to their mirror, so old ones go with the old mirror.
+	sources := filepath.Join(a.dir, "sources.list")
+	old, err := os.ReadFile(sources)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, mirror(ctx), a.suite)
-	for name, content := range map[string]string{"sources.list": source, "status": ""} {
-		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
+	for path, content := range map[string]string{sources: source, filepath.Join(a.dir, "status"): ""} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
 	// By default, a mirror that cannot be reached is a warning.
 	if _, err := a.run(ctx, "", "apt-get", "update", "-o", "APT::Update::Error-Mode=any"); err != nil {
+		if len(old) > 0 {
+			err = errors.Join(err, os.WriteFile(sources, old, 0o644))
+		}
 		return err
 	}
 	a.updated = true

@@ -34,11 +34,16 @@ func TestOldListsDoWithoutANetwork(t *testing.T) {
 	old := time.Now().Add(-48 * time.Hour)
 	require.NoError(t, os.WriteFile(stamp, nil, 0o644))
 	require.NoError(t, os.Chtimes(stamp, old, old))
+	sources := filepath.Join(cache, "apt", "stable", "sources.list")
+	require.NoError(t, os.WriteFile(sources, []byte("the mirror of the lists"), 0o644))
 	var heard []string
 	for range 2 { // the second time, the network is not tried
 		_, err = openApt(t.Context(), cache, "stable", func(what string) { heard = append(heard, what) })
 		require.NoError(t, err)
 	}
+	content, err := os.ReadFile(sources)
+	require.NoError(t, err)
+	require.Equal(t, "the mirror of the lists", string(content))
 	require.Len(t, heard, 1)
 	require.Contains(t, heard[0], "known on "+old.Format(time.DateOnly))
 	require.Contains(t, heard[0], "no network")

@@ -7,8 +7,10 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,4 +69,24 @@ func TestNothingOutlivesAKilledProcess(t *testing.T) {
 	require.DirExists(t, own)
 	remove()
 	require.NoDirExists(t, own)
+}
+
+func TestChildOutlivesSchedulerThreads(t *testing.T) {
+	thread := func() int {
+		id := make(chan int)
+		starts() <- func() { id <- unix.Gettid() }
+		return <-id
+	}
+	first := thread()
+	cmd := exec.Command("sleep", "60")
+	require.NoError(t, start(cmd))
+	// Ends threads of the scheduler's; the starting thread must be none of them.
+	var ended sync.WaitGroup
+	for range 50 {
+		ended.Go(func() { runtime.LockOSThread(); time.Sleep(time.Millisecond) })
+		require.Equal(t, first, thread())
+	}
+	ended.Wait()
+	require.NoError(t, cmd.Process.Signal(unix.SIGTERM))
+	require.EqualError(t, cmd.Wait(), "signal: terminated", "its parent death signal kills")
 }

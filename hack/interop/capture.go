@@ -173,7 +173,7 @@ func nowhere(packets []dissected, first uint32) (psn uint32, refused bool) {
 // unanswered is how often a READ of xroce was asked for again, after the first time or after the last response with its PSN. That may come
 // after a second request, while both are on their way. A request that is not the same as the first one with its PSN counts for nothing.
 func unanswered(packets []dissected) (most int) {
-	const request, only = 0x0c, 0x10
+	const request = 0x0c
 	first, again := map[uint32]dissected{}, map[uint32]int{}
 	for _, d := range packets {
 		f, asked := first[d.psn]
@@ -184,7 +184,7 @@ func unanswered(packets []dissected) (most int) {
 			again[d.psn]++
 		case d.sender == macV1 && d.opcode == request:
 			return 0
-		case d.sender == macV0 && d.opcode == only:
+		case d.sender == macV0 && d.opcode == readResponseOnly:
 			again[d.psn] = 0
 		}
 	}

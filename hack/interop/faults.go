@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -87,11 +88,17 @@ func faultCases() []faultCase {
 	)
 }
 
+func faultName(what, requester string) string {
+	return fmt.Sprintf("%s, requester %s", what, requester)
+}
+
 // faults runs all cases with each end as requester.
 func (g *guest) faults() {
 	for _, f := range faultCases() {
 		for _, requester := range []*end{g.right, g.left} {
-			g.one("fault", fmt.Sprintf("%s, requester %s", f.name, requester.name), nil, func() error { return g.provoke(f, requester) })
+			if name := faultName(f.name, requester.name); strings.Contains(name, g.plan.Only) {
+				g.one("fault", name, nil, func() error { return g.provoke(f, requester) })
+			}
 		}
 	}
 	g.flush()
@@ -177,7 +184,9 @@ func (g *guest) flush() {
 		return
 	}
 	for _, requester := range []*end{g.right, g.left} {
-		g.one("fault", fmt.Sprintf("%s, requester %s", opFlush, requester.name), nil, func() error { return g.provokeFlush(requester) })
+		if name := faultName(opFlush, requester.name); strings.Contains(name, g.plan.Only) {
+			g.one("fault", name, nil, func() error { return g.provokeFlush(requester) })
+		}
 	}
 }
 

@@ -42,7 +42,8 @@ type plan struct {
 	Stock  bool     `json:"stock"`
 	Ladder bool     `json:"ladder"`
 	Brief  bool     `json:"brief"` // of stock and ladder a few only
-	Only   string   `json:"only"`  // of stock and ladder: what the name contains
+	Only   string   `json:"only"`  // of faults, stock and ladder: what the name contains
+	Made   made     `json:"made"`
 }
 
 // Outcomes of a cell.
@@ -67,12 +68,15 @@ type result struct {
 
 // report is what a guest leaves in results.json.
 type report struct {
-	Kernel  string   `json:"kernel"`
-	Layout  string   `json:"layout"`
-	NIC     string   `json:"nic"`
-	Left    string   `json:"left"`
-	Copy    string   `json:"copy"`
-	Results []result `json:"results"`
+	Kernel string `json:"kernel"`
+	Layout string `json:"layout"`
+	NIC    string `json:"nic"`
+	Left   string `json:"left"`
+	Copy   string `json:"copy"`
+	Made   made   `json:"made"`
+	// CutShort says that the run has not come to its end.
+	CutShort bool     `json:"cut_short,omitempty"`
+	Results  []result `json:"results"`
 }
 
 // guestCommand runs in the machine: it starts the ends and takes them through the cells.
@@ -87,6 +91,8 @@ type guest struct {
 	loss        string
 	report      report
 	failures    int
+	saved       time.Time
+	saving      time.Duration // what it took
 
 	capture *capture            // of the cell that runs
 	note    string              // of the cell that runs, for its result if it works
@@ -109,6 +115,7 @@ func (c *guestCommand) Run() (err error) {
 	}
 	g.report.Kernel = strings.TrimSpace(string(release))
 	g.report.Layout, g.report.NIC, g.report.Left, g.report.Copy = g.plan.Layout, g.plan.NIC, g.plan.Left, g.plan.Copy
+	g.report.Made, g.report.CutShort = g.plan.Made, true
 	if err := writePattern(g.plan.Bulk != ""); err != nil {
 		return err
 	}
@@ -118,7 +125,7 @@ func (c *guestCommand) Run() (err error) {
 	if err := g.makeEnds(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.save()) }()
+	defer func() { err = errors.Join(err, g.save(true)) }()
 	if g.plan.Layout == "nics" {
 		time.Sleep(3 * time.Second) // igb takes that long until its link is up, and loses it again when a program is attached
 	}
@@ -135,6 +142,7 @@ func (c *guestCommand) Run() (err error) {
 	if g.plan.Speed {
 		g.measureSpeed()
 	}
+	g.report.CutShort = false
 	return nil
 }
 
@@ -334,19 +342,14 @@ func outcomeOf(err error) string {
 func (g *guest) add(r result, begin time.Time) {
 	r.Seconds = time.Since(begin).Seconds()
 	g.report.Results = append(g.report.Results, r)
+	if err := g.save(false); err != nil {
+		fmt.Println("results:", err)
+	}
 	fmt.Printf("%-11s %5.1f s  %s", r.Outcome, r.Seconds, r.Name)
 	if text := cmp.Or(r.Detail, r.Short); text != "" {
 		fmt.Printf(": %s", text)
 	}
 	fmt.Println()
-}
-
-func (g *guest) save() error {
-	text, err := json.MarshalIndent(g.report, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(results, "results.json"), text, 0o644)
 }
 
 func shell(program string, args ...string) error {

@@ -20,6 +20,14 @@ func writeKernels(w io.Writer, reports []report) {
 			}
 		}
 	}
+	for i := range reports {
+		t.say("revision of xroce", reports[i].Kernel, reports[i].xroce())
+	}
+	for i := range reports {
+		if r := &reports[i]; r.withRxe() && r.has("transfer") {
+			t.say("cells with rdma_rxe", r.Kernel, r.Made.selection())
+		}
+	}
 	each(func(r *report, x *result) string {
 		if x.Kind == "feature" && r.Layout == "veth" {
 			return x.row()
@@ -35,14 +43,14 @@ func writeKernels(w io.Writer, reports []report) {
 		})
 	}
 	each(func(r *report, x *result) string {
-		if x.Kind == "transfer" && r.Layout == "veth" && r.Left == "rxe" {
+		if x.Kind == "transfer" && r.withRxe() {
 			return x.Cell.Operation + " with rdma_rxe"
 		}
 		return ""
 	})
 	each(func(r *report, x *result) string {
 		switch {
-		case x.Kind == "fault":
+		case x.Kind == "fault" && r.withRxe():
 			return "faults with rdma_rxe"
 		case x.Kind == "stock":
 			return "ping-pong programs on rdma_rxe"

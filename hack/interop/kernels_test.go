@@ -37,6 +37,8 @@ func TestKernels(t *testing.T) {
 	text := write()
 	require.Equal(t, `|  | 6.1.0 | 6.12.1 |
 |---|---|---|
+| revision of xroce | unknown | unknown |
+| cells with rdma_rxe | not known | not known |
 | F | no | yes |
 | veth: default | refused |  |
 | virtio_net: default | native+frags, copy, path MTU 2048 |  |

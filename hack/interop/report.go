@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,19 +26,19 @@ type reportCommand struct {
 func (c *reportCommand) Run() error {
 	var reports []report
 	err := filepath.WalkDir(c.Keep, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.Name() != "results.json" {
+		switch {
+		case err != nil:
 			return err
+		case entry.IsDir() && slices.Contains([]string{running, incomplete}, filepath.Ext(path)):
+			return fs.SkipDir
+		case entry.Name() != "results.json":
+			return nil
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
+		r, err := readReport(filepath.Dir(path))
+		if err == nil {
+			reports = append(reports, *r)
 		}
-		var r report
-		if err := json.Unmarshal(text, &r); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		reports = append(reports, r)
-		return nil
+		return err
 	})
 	if err != nil {
 		return err
@@ -48,6 +47,7 @@ func (c *reportCommand) Run() error {
 		return fmt.Errorf("no results below %s: make interop", c.Keep)
 	}
 	slices.SortStableFunc(reports, func(a, b report) int { return compareVersions(a.Kernel, b.Kernel) })
+	warn(os.Stderr, reports)
 	for name, write := range map[string]func(io.Writer, []report){c.Write: writeDocument, c.Short: writeKernels} {
 		var b bytes.Buffer
 		write(&b, reports)
@@ -102,6 +102,16 @@ func (t *table) add(row, kernel string, r result) {
 	if (r.Outcome != works || r.Kind == "case" && r.Detail != "") && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
+}
+
+// say adds a row of text. What several runs say of one kernel stands there once each.
+func (t *table) say(row, kernel, text string) {
+	if x := t.cells[[2]string{row, kernel}]; x != nil && !slices.Contains(strings.Split(x.short, "; "), text) {
+		text = x.short + "; " + text
+	} else if x != nil {
+		return
+	}
+	t.add(row, kernel, result{Outcome: works, Short: text})
 }
 
 func (t *tally) String() string {
@@ -184,17 +194,24 @@ evidence of the capture or the counters, which is named.
 
 func writeDocument(w io.Writer, reports []report) {
 	fmt.Fprint(w, introduction)
+	writeRuns(w, reports)
 	var transfers, faults, cases, devices table
 	var bulk, speed []string
+	for _, r := range reports {
+		if r.withRxe() && r.has("transfer") {
+			transfers.say("cells", r.Kernel, r.Made.selection())
+			transfers.say("revision of xroce", r.Kernel, r.xroce())
+		}
+	}
 	for _, r := range reports {
 		for _, x := range r.Results {
 			x.Detail = oneLine(x.Detail)
 			switch {
-			case x.Kind == "transfer" && r.Layout == "veth":
+			case x.Kind == "transfer" && r.withRxe():
 				transfers.add(fmt.Sprintf("%s by %s", x.Cell.Operation, x.Cell.Requester), r.Kernel, x)
-			case x.Kind == "fault":
+			case x.Kind == "fault" && r.withRxe():
 				faults.add(x.Name, r.Kernel, x)
-			case x.Kind == "case":
+			case x.Kind == "case" && r.withRxe():
 				cases.add(x.Name, r.Kernel, x)
 			case x.Kind == "bulk":
 				bulk = append(bulk, fmt.Sprintf("%s, %s: %s: %s in %.0f s %s", r.Kernel, r.Devices(), x.Name, x.Outcome, x.Seconds, x.Detail))
@@ -247,6 +264,13 @@ func list(w io.Writer, items []string) {
 }
 
 func oneLine(s string) string { return strings.ReplaceAll(strings.ReplaceAll(s, "\n", "; "), "|", "/") }
+
+// withRxe says that the run is one of those that the tables are about: rdma_rxe at the other end of a veth pair.
+func (r *report) withRxe() bool { return r.Layout == "veth" && r.Left == "rxe" }
+
+func (r *report) has(kind string) bool {
+	return slices.ContainsFunc(r.Results, func(x result) bool { return x.Kind == kind })
+}
 
 // Devices names what the frames went over.
 func (r *report) Devices() string {

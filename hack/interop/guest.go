@@ -56,14 +56,16 @@ const (
 
 // result is what became of a cell.
 type result struct {
-	Kind    string  `json:"kind"` // transfer, fault, case, bulk, open, speed, stock, rung, feature
-	Name    string  `json:"name"`
-	Row     string  `json:"row,omitempty"`   // of a table, if that is not Name
-	Short   string  `json:"short,omitempty"` // what a table has in place of the outcome
-	Cell    *cell   `json:"cell,omitempty"`
-	Outcome string  `json:"outcome"`
-	Detail  string  `json:"detail,omitempty"`
-	Seconds float64 `json:"seconds"`
+	Kind    string `json:"kind"` // transfer, fault, case, bulk, open, speed, stock, rung, feature
+	Name    string `json:"name"`
+	Row     string `json:"row,omitempty"`   // of a table, if that is not Name
+	Short   string `json:"short,omitempty"` // what a table has in place of the outcome
+	Cell    *cell  `json:"cell,omitempty"`
+	Outcome string `json:"outcome"`
+	Detail  string `json:"detail,omitempty"`
+	// Disturbed is what the network emulator did, if there was one.
+	Disturbed *disturbance `json:"disturbed,omitempty"`
+	Seconds   float64      `json:"seconds"`
 }
 
 // report is what a guest leaves in results.json.
@@ -239,6 +241,7 @@ func (g *guest) runCells() {
 			}
 		}
 	}
+	g.judgeEmulator()
 	if g.plan.Bulk != "" {
 		g.bulk(g.plan.Bulk)
 	}
@@ -257,9 +260,11 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	}
 	err := g.setLoss(loss)
 	g.capture, g.note = startCapture(kind == "bulk"), ""
+	watched := g.watchEmulator()
 	if err == nil {
 		err = run()
 	}
+	disturbed, unknown := watched() // before the capture ends, which sends packets of its own
 	// Only a capture in which nothing is missing can tell how many messages there were.
 	counts := err == nil && kind == "transfer" && c.Requester == "rxe" && c.Loss == losses[0] && c.Size <= 1<<16
 	whole := g.left.name == "rxe" && (kind == "transfer" || kind == "fault" && !strings.HasPrefix(name, opFlush))
@@ -278,7 +283,12 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 			err = wrong
 		}
 	}
-	r := result{Kind: kind, Name: name, Cell: c, Outcome: works, Detail: g.note}
+	if err == nil {
+		if err = unknown; disturbed != nil {
+			g.note, err = disturbed.judge(kind, loss)
+		}
+	}
+	r := result{Kind: kind, Name: name, Cell: c, Outcome: works, Detail: g.note, Disturbed: disturbed}
 	if err != nil {
 		r.Outcome, r.Detail = outcomeOf(err), err.Error()
 	}
@@ -373,7 +383,7 @@ func (g *guest) setLoss(loss string) error {
 		return nil
 	}
 	if g.loss != losses[0] {
-		for _, at := range [][]string{{"v0", "root"}, {"ifb0", "root"}, {"v0", "ingress"}} {
+		for _, at := range [][]string{{"v0", "root"}, {"ifb0", "root"}, {"v0", "clsact"}} {
 			if err := shell("tc", "qdisc", "del", "dev", at[0], at[1]); err != nil {
 				return err
 			}
@@ -383,10 +393,12 @@ func (g *guest) setLoss(loss string) error {
 	if loss == losses[0] {
 		return nil
 	}
-	if err := shell("tc", "qdisc", "add", "dev", "v0", "ingress"); err != nil {
+	if err := shell("tc", "qdisc", "add", "dev", "v0", "clsact"); err != nil {
 		return err
 	}
-	err := shell("tc", "filter", "add", "dev", "v0", "ingress", "matchall", "action", "mirred", "egress", "redirect", "dev", "ifb0")
+	// The filters count what comes to the emulators.
+	err := shell("tc", "filter", "add", "dev", "v0", "egress", "matchall", "action", "pass")
+	err = errors.Join(err, shell("tc", "filter", "add", "dev", "v0", "ingress", "matchall", "action", "mirred", "egress", "redirect", "dev", "ifb0"))
 	for _, device := range []string{"v0", "ifb0"} {
 		err = errors.Join(err, shell("tc", append([]string{"qdisc", "add", "dev", device, "root", "netem", "limit", "10000"}, netem[loss]...)...))
 	}

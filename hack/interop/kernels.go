@@ -62,6 +62,7 @@ func writeKernels(w io.Writer, reports []report) {
 	fmt.Fprint(w, "## Kernels and drivers\n\nMade by `bin/interop report` of what virtual machines with kernels of Debian have shown (`make interop-full`); "+
 		"[interop.md](interop.md) says how, and why something was refused. First what `xroce features` says, then what xroce obtains with "+
 		"each choice of mode, copy mode and multi-buffer, where data went both ways with it (the network devices of virtio_net and igb have MTU 3000); "+
-		"then how many cells of each operation work with Linux's rdma_rxe at the other end.\n\n")
+		"then how many cells of each operation work with Linux's rdma_rxe at the other end (undisturbed are those over a "+
+		"network with faults that happened to have none).\n\n")
 	t.grid(w, "")
 }

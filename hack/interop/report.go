@@ -80,6 +80,8 @@ type tally struct {
 	outcomes map[string]int
 	details  []string
 	short    string
+	// undisturbed are those over a network with faults where it happened to leave all packets alone.
+	undisturbed int
 }
 
 func (t *table) add(row, kernel string, r result) {
@@ -99,6 +101,9 @@ func (t *table) add(row, kernel string, r result) {
 	x := t.cells[at]
 	x.outcomes[r.Outcome]++
 	x.short = r.Short
+	if r.Kind == "transfer" && r.Outcome == works && r.Disturbed != nil && r.Disturbed.none() {
+		x.undisturbed++
+	}
 	if (r.Outcome != works || r.Kind == "case" && r.Detail != "") && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
@@ -124,10 +129,13 @@ func (t *tally) String() string {
 	var all []string
 	for _, outcome := range []string{works, refused, fault, fails} {
 		if n := t.outcomes[outcome]; n > 0 && len(t.outcomes) == 1 && n == 1 {
-			return outcome
+			all = append(all, outcome)
 		} else if n > 0 {
 			all = append(all, fmt.Sprintf("%d %s", n, outcome))
 		}
+	}
+	if t.undisturbed > 0 {
+		return fmt.Sprintf("%s (%d undisturbed)", strings.Join(all, ", "), t.undisturbed)
 	}
 	return strings.Join(all, ", ")
 }
@@ -224,7 +232,9 @@ func writeDocument(w io.Writer, reports []report) {
 	}
 	fmt.Fprintf(w, "## Transfers\n\nEach cell of the matrix is an operation, who posts it, a path MTU (256 to 4096), IPv4 or IPv6, a size of "+
 		"message (0, 1, 33, path MTU - 1, path MTU, path MTU + 1, 64 KiB, 8 MiB), and a network that is fine, loses 1 %%, or "+
-		"reorders or duplicates 3 %% of the packets. A selection has each value of each axis with each operation and requester; the counts below tell how many cells there were. Regions "+
+		"reorders or duplicates 3 %% of the packets. A selection has each value of each axis with each operation and requester; the counts below tell how many cells there were. Where the network has faults, the emulator's counters say what it did: "+
+		"in a few cells, the undisturbed ones, it happened to leave all packets alone. Where it does so in all cells of an operation the run fails, and so does "+
+		"a cell whose packets do not come to it. Regions "+
 		"of both ends are compared byte by byte, with what lies around the messages; of atomics every result is "+
 		"known, so one that is executed twice shows. Where rdma_rxe reads over a network with faults, messages have 1 MiB at most: "+
 		"it asks again for all that is missing after every gap.\n\n")

@@ -29,6 +29,7 @@ type end struct {
 	answers chan answer
 	log     *os.File
 	killed  bool
+	dead    bool // it did not obey in time: what it answers later is of a command that nobody waits for any more
 }
 
 // errDead says that an end is gone, or does not answer any more.
@@ -47,7 +48,7 @@ func (e *end) open(logs string) (information string, err error) {
 	if e.log, err = os.OpenFile(logs+"/"+e.name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 		return "", err
 	}
-	e.cmd, e.killed = e.start(), false
+	e.cmd, e.killed, e.dead = e.start(), false, false
 	e.cmd.Stderr = e.log
 	if e.input, err = e.cmd.StdinPipe(); err != nil {
 		return "", err
@@ -78,6 +79,9 @@ func (e *end) open(logs string) (information string, err error) {
 
 // do has the end obey a command.
 func (e *end) do(c command) (a answer, err error) {
+	if e.dead {
+		return a, fmt.Errorf("%s: %s: %w since an earlier command", e.name, c.Do, errDead)
+	}
 	if err := json.NewEncoder(e.input).Encode(c); err != nil {
 		return a, fmt.Errorf("%s: %s: %w: %w", e.name, c.Do, errDead, err)
 	}
@@ -88,6 +92,7 @@ func (e *end) do(c command) (a answer, err error) {
 		}
 		a = answer
 	case <-time.After(time.Duration((30 + c.Seconds) * float64(time.Second))):
+		e.dead = true
 		return a, fmt.Errorf("%s: %s: %w in time", e.name, c.Do, errDead)
 	}
 	if a.Error != "" {

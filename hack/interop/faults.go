@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -86,11 +87,17 @@ func faultCases() []faultCase {
 	)
 }
 
+func faultName(what, requester string) string {
+	return fmt.Sprintf("%s, requester %s", what, requester)
+}
+
 // faults runs all cases with each end as requester.
 func (g *guest) faults() {
 	for _, f := range faultCases() {
 		for _, requester := range []*end{g.right, g.left} {
-			g.one("fault", fmt.Sprintf("%s, requester %s", f.name, requester.name), nil, func() error { return g.provoke(f, requester) })
+			if name := faultName(f.name, requester.name); strings.Contains(name, g.plan.Only) {
+				g.one("fault", name, nil, func() error { return g.provoke(f, requester) })
+			}
 		}
 	}
 	g.flush()

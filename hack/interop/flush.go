@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/xroce/xroce/internal/netns"
 )
@@ -28,7 +29,9 @@ func (g *guest) flush() {
 		return
 	}
 	for _, requester := range []*end{g.right, g.left} {
-		g.one("fault", fmt.Sprintf("%s, requester %s", opFlush, requester.name), nil, func() error { return g.provokeFlush(requester) })
+		if name := faultName(opFlush, requester.name); strings.Contains(name, g.plan.Only) {
+			g.one("fault", name, nil, func() error { return g.provokeFlush(requester) })
+		}
 	}
 }
 

@@ -42,7 +42,8 @@ type plan struct {
 	Stock  bool     `json:"stock"`
 	Ladder bool     `json:"ladder"`
 	Brief  bool     `json:"brief"` // of stock and ladder a few only
-	Only   string   `json:"only"`  // of stock and ladder: what the name contains
+	Only   string   `json:"only"`  // of faults, stock and ladder: what the name contains
+	Made   made     `json:"made"`
 }
 
 // Outcomes of a cell.
@@ -55,24 +56,29 @@ const (
 
 // result is what became of a cell.
 type result struct {
-	Kind    string  `json:"kind"` // transfer, fault, case, bulk, open, speed, stock, rung, feature
-	Name    string  `json:"name"`
-	Row     string  `json:"row,omitempty"`   // of a table, if that is not Name
-	Short   string  `json:"short,omitempty"` // what a table has in place of the outcome
-	Cell    *cell   `json:"cell,omitempty"`
-	Outcome string  `json:"outcome"`
-	Detail  string  `json:"detail,omitempty"`
-	Seconds float64 `json:"seconds"`
+	Kind    string `json:"kind"` // transfer, fault, case, bulk, open, speed, stock, rung, feature
+	Name    string `json:"name"`
+	Row     string `json:"row,omitempty"`   // of a table, if that is not Name
+	Short   string `json:"short,omitempty"` // what a table has in place of the outcome
+	Cell    *cell  `json:"cell,omitempty"`
+	Outcome string `json:"outcome"`
+	Detail  string `json:"detail,omitempty"`
+	// Disturbed is what the network emulator did, if there was one.
+	Disturbed *disturbance `json:"disturbed,omitempty"`
+	Seconds   float64      `json:"seconds"`
 }
 
 // report is what a guest leaves in results.json.
 type report struct {
-	Kernel  string   `json:"kernel"`
-	Layout  string   `json:"layout"`
-	NIC     string   `json:"nic"`
-	Left    string   `json:"left"`
-	Copy    string   `json:"copy"`
-	Results []result `json:"results"`
+	Kernel string `json:"kernel"`
+	Layout string `json:"layout"`
+	NIC    string `json:"nic"`
+	Left   string `json:"left"`
+	Copy   string `json:"copy"`
+	Made   made   `json:"made"`
+	// CutShort says that the run has not come to its end.
+	CutShort bool     `json:"cut_short,omitempty"`
+	Results  []result `json:"results"`
 }
 
 // guestCommand runs in the machine: it starts the ends and takes them through the cells.
@@ -87,6 +93,8 @@ type guest struct {
 	loss        string
 	report      report
 	failures    int
+	saved       time.Time
+	saving      time.Duration // what it took
 
 	capture *capture            // of the cell that runs
 	note    string              // of the cell that runs, for its result if it works
@@ -111,6 +119,7 @@ func (c *guestCommand) Run() (err error) {
 	}
 	g.report.Kernel = strings.TrimSpace(string(release))
 	g.report.Layout, g.report.NIC, g.report.Left, g.report.Copy = g.plan.Layout, g.plan.NIC, g.plan.Left, g.plan.Copy
+	g.report.Made, g.report.CutShort = g.plan.Made, true
 	if err := writePattern(g.plan.Bulk != ""); err != nil {
 		return err
 	}
@@ -120,7 +129,7 @@ func (c *guestCommand) Run() (err error) {
 	if err := g.makeEnds(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.save()) }()
+	defer func() { err = errors.Join(err, g.save(true)) }()
 	if g.plan.Layout == "nics" {
 		time.Sleep(3 * time.Second) // igb takes that long until its link is up, and loses it again when a program is attached
 	}
@@ -137,6 +146,7 @@ func (c *guestCommand) Run() (err error) {
 	if g.plan.Speed {
 		g.measureSpeed()
 	}
+	g.report.CutShort = false
 	return nil
 }
 
@@ -246,6 +256,7 @@ func (g *guest) runCells() {
 			}
 		}
 	}
+	g.judgeEmulator()
 	if g.plan.Bulk != "" {
 		g.bulk(g.plan.Bulk)
 	}
@@ -264,9 +275,11 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	}
 	err := g.setLoss(loss)
 	g.capture, g.note, g.asked = startCapture(kind == "bulk"), "", terms{}
+	watched := g.watchEmulator()
 	if err == nil {
 		err = g.setting().permitted(run(), g.asked)
 	}
+	disturbed, unknown := watched() // before the capture ends, which sends packets of its own
 	// Only a capture in which nothing is missing can tell how many messages there were.
 	counts := err == nil && kind == "transfer" && c.Requester == "rxe" && c.Loss == losses[0] && c.Size <= 1<<16
 	whole := g.left.name == "rxe" && (kind == "transfer" || kind == "fault" && !strings.HasPrefix(name, opFlush))
@@ -286,6 +299,11 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	if captured == nil && whole && outcomeOf(err) != refused {
 		captured = g.audit(kind == "transfer" && err == nil)
 	}
+	if err == nil {
+		if err = unknown; disturbed != nil {
+			g.note, err = disturbed.judge(kind, loss)
+		}
+	}
 	// Whose packets are wrong explains what else fails.
 	if captured != nil && err != nil {
 		err = fmt.Errorf("%v; %v", captured, err)
@@ -300,7 +318,7 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 	if err != nil && outcome == fails {
 		counters = g.counters()
 	}
-	r := result{Kind: kind, Name: name, Cell: c}
+	r := result{Kind: kind, Name: name, Cell: c, Disturbed: disturbed}
 	r.Outcome, r.Detail = conclude(err, g.clean())
 	r.Detail = cmp.Or(r.Detail, g.note)
 	if r.Outcome == fails {
@@ -343,19 +361,14 @@ func (g *guest) counters() string {
 func (g *guest) add(r result, begin time.Time) {
 	r.Seconds = time.Since(begin).Seconds()
 	g.report.Results = append(g.report.Results, r)
+	if err := g.save(false); err != nil {
+		fmt.Println("results:", err)
+	}
 	fmt.Printf("%-11s %5.1f s  %s", r.Outcome, r.Seconds, r.Name)
 	if text := cmp.Or(r.Detail, r.Short); text != "" {
 		fmt.Printf(": %s", text)
 	}
 	fmt.Println()
-}
-
-func (g *guest) save() error {
-	text, err := json.MarshalIndent(g.report, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(results, "results.json"), text, 0o644)
 }
 
 func shell(program string, args ...string) error {
@@ -379,7 +392,7 @@ func (g *guest) setLoss(loss string) error {
 		return nil
 	}
 	if g.loss != losses[0] {
-		for _, at := range [][]string{{"v0", "root"}, {"ifb0", "root"}, {"v0", "ingress"}} {
+		for _, at := range [][]string{{"v0", "root"}, {"ifb0", "root"}, {"v0", "clsact"}} {
 			if err := shell("tc", "qdisc", "del", "dev", at[0], at[1]); err != nil {
 				return err
 			}
@@ -389,10 +402,12 @@ func (g *guest) setLoss(loss string) error {
 	if loss == losses[0] {
 		return nil
 	}
-	if err := shell("tc", "qdisc", "add", "dev", "v0", "ingress"); err != nil {
+	if err := shell("tc", "qdisc", "add", "dev", "v0", "clsact"); err != nil {
 		return err
 	}
-	err := shell("tc", "filter", "add", "dev", "v0", "ingress", "matchall", "action", "mirred", "egress", "redirect", "dev", "ifb0")
+	// The filters count what comes to the emulators.
+	err := shell("tc", "filter", "add", "dev", "v0", "egress", "matchall", "action", "pass")
+	err = errors.Join(err, shell("tc", "filter", "add", "dev", "v0", "ingress", "matchall", "action", "mirred", "egress", "redirect", "dev", "ifb0"))
 	for _, device := range []string{"v0", "ifb0"} {
 		err = errors.Join(err, shell("tc", append([]string{"qdisc", "add", "dev", device, "root", "netem", "limit", "10000"}, netem[loss]...)...))
 	}

@@ -20,6 +20,14 @@ func writeKernels(w io.Writer, reports []report) {
 			}
 		}
 	}
+	for i := range reports {
+		t.say("revision of xroce", reports[i].Kernel, reports[i].xroce())
+	}
+	for i := range reports {
+		if r := &reports[i]; r.withRxe() && r.has("transfer") {
+			t.say("cells with rdma_rxe", r.Kernel, r.Made.selection())
+		}
+	}
 	each(func(r *report, x *result) string {
 		if x.Kind == "feature" && r.Layout == "veth" {
 			return x.row()
@@ -35,14 +43,14 @@ func writeKernels(w io.Writer, reports []report) {
 		})
 	}
 	each(func(r *report, x *result) string {
-		if x.Kind == "transfer" && r.Layout == "veth" && r.Left == "rxe" {
+		if x.Kind == "transfer" && r.withRxe() {
 			return x.Cell.Operation + " with rdma_rxe"
 		}
 		return ""
 	})
 	each(func(r *report, x *result) string {
 		switch {
-		case x.Kind == "fault":
+		case x.Kind == "fault" && r.withRxe():
 			return "faults with rdma_rxe"
 		case x.Kind == "stock":
 			return "ping-pong programs on rdma_rxe"
@@ -54,6 +62,7 @@ func writeKernels(w io.Writer, reports []report) {
 	fmt.Fprint(w, "## Kernels and drivers\n\nMade by `bin/interop report` of what virtual machines with kernels of Debian have shown (`make interop-full`); "+
 		"[interop.md](interop.md) says how, and why something was refused. First what `xroce features` says, then what xroce obtains with "+
 		"each choice of mode, copy mode and multi-buffer, where data went both ways with it (the network devices of virtio_net and igb have MTU 3000); "+
-		"then how many cells of each operation work with Linux's rdma_rxe at the other end.\n\n")
+		"then how many cells of each operation work with Linux's rdma_rxe at the other end (undisturbed are those over a "+
+		"network with faults that happened to have none).\n\n")
 	t.grid(w, "")
 }

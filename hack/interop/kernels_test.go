@@ -27,6 +27,10 @@ func TestKernels(t *testing.T) {
 		{Kernel: "6.12.1", Layout: "veth", Left: "rxe", Results: []result{
 			{Kind: "feature", Name: "F", Row: "F", Outcome: works, Short: "yes"},
 			{Kind: "stock", Row: "P", Outcome: fails}, send("xroce", works), send("rxe", works),
+			{
+				Kind: "transfer", Outcome: works, Cell: &cell{Operation: opSend, Loss: losses[1]},
+				Disturbed: &disturbance{ToRxe: emulated{64, 0}},
+			},
 		}},
 	}
 	write := func() string {
@@ -37,10 +41,12 @@ func TestKernels(t *testing.T) {
 	text := write()
 	require.Equal(t, `|  | 6.1.0 | 6.12.1 |
 |---|---|---|
+| revision of xroce | unknown | unknown |
+| cells with rdma_rxe | not known | not known |
 | F | no | yes |
 | veth: default | refused |  |
 | virtio_net: default | native+frags, copy, path MTU 2048 |  |
-| SEND with rdma_rxe | 1 works, 1 refused | 2 works |
+| SEND with rdma_rxe | 1 works, 1 refused | 3 works (1 undisturbed) |
 | ping-pong programs on rdma_rxe |  | fails |
 `, text[strings.Index(text, "|"):])
 	require.Equal(t, text, write())

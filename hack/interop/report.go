@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,19 +26,19 @@ type reportCommand struct {
 func (c *reportCommand) Run() error {
 	var reports []report
 	err := filepath.WalkDir(c.Keep, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.Name() != "results.json" {
+		switch {
+		case err != nil:
 			return err
+		case entry.IsDir() && slices.Contains([]string{running, incomplete}, filepath.Ext(path)):
+			return fs.SkipDir
+		case entry.Name() != "results.json":
+			return nil
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
+		r, err := readReport(filepath.Dir(path))
+		if err == nil {
+			reports = append(reports, *r)
 		}
-		var r report
-		if err := json.Unmarshal(text, &r); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		reports = append(reports, r)
-		return nil
+		return err
 	})
 	if err != nil {
 		return err
@@ -48,6 +47,7 @@ func (c *reportCommand) Run() error {
 		return fmt.Errorf("no results below %s: make interop", c.Keep)
 	}
 	slices.SortStableFunc(reports, func(a, b report) int { return compareVersions(a.Kernel, b.Kernel) })
+	warn(os.Stderr, reports)
 	for name, write := range map[string]func(io.Writer, []report){c.Write: writeDocument, c.Short: writeKernels} {
 		var b bytes.Buffer
 		write(&b, reports)
@@ -80,6 +80,8 @@ type tally struct {
 	outcomes map[string]int
 	details  []string
 	short    string
+	// undisturbed are those over a network with faults where it happened to leave all packets alone.
+	undisturbed int
 }
 
 func (t *table) add(row, kernel string, r result) {
@@ -99,9 +101,22 @@ func (t *table) add(row, kernel string, r result) {
 	x := t.cells[at]
 	x.outcomes[r.Outcome]++
 	x.short = r.Short
+	if r.Kind == "transfer" && r.Outcome == works && r.Disturbed != nil && r.Disturbed.none() {
+		x.undisturbed++
+	}
 	if (r.Outcome != works || r.Kind == "case" && r.Detail != "") && !slices.Contains(x.details, r.Detail) {
 		x.details = append(x.details, r.Detail)
 	}
+}
+
+// say adds a row of text. What several runs say of one kernel stands there once each.
+func (t *table) say(row, kernel, text string) {
+	if x := t.cells[[2]string{row, kernel}]; x != nil && !slices.Contains(strings.Split(x.short, "; "), text) {
+		text = x.short + "; " + text
+	} else if x != nil {
+		return
+	}
+	t.add(row, kernel, result{Outcome: works, Short: text})
 }
 
 func (t *tally) String() string {
@@ -114,10 +129,13 @@ func (t *tally) String() string {
 	var all []string
 	for _, outcome := range []string{works, refused, fault, fails} {
 		if n := t.outcomes[outcome]; n > 0 && len(t.outcomes) == 1 && n == 1 {
-			return outcome
+			all = append(all, outcome)
 		} else if n > 0 {
 			all = append(all, fmt.Sprintf("%d %s", n, outcome))
 		}
+	}
+	if t.undisturbed > 0 {
+		return fmt.Sprintf("%s (%d undisturbed)", strings.Join(all, ", "), t.undisturbed)
 	}
 	return strings.Join(all, ", ")
 }
@@ -185,17 +203,24 @@ evidence of the capture or the counters, which is named.
 
 func writeDocument(w io.Writer, reports []report) {
 	fmt.Fprint(w, introduction)
+	writeRuns(w, reports)
 	var transfers, faults, cases, devices table
 	var bulk, speed []string
+	for _, r := range reports {
+		if r.withRxe() && r.has("transfer") {
+			transfers.say("cells", r.Kernel, r.Made.selection())
+			transfers.say("revision of xroce", r.Kernel, r.xroce())
+		}
+	}
 	for _, r := range reports {
 		for _, x := range r.Results {
 			x.Detail = oneLine(x.Detail)
 			switch {
-			case x.Kind == "transfer" && r.Layout == "veth":
+			case x.Kind == "transfer" && r.withRxe():
 				transfers.add(fmt.Sprintf("%s by %s", x.Cell.Operation, x.Cell.Requester), r.Kernel, x)
-			case x.Kind == "fault":
+			case x.Kind == "fault" && r.withRxe():
 				faults.add(x.Name, r.Kernel, x)
-			case x.Kind == "case":
+			case x.Kind == "case" && r.withRxe():
 				cases.add(x.Name, r.Kernel, x)
 			case x.Kind == "bulk":
 				bulk = append(bulk, fmt.Sprintf("%s, %s: %s: %s in %.0f s %s", r.Kernel, r.Devices(), x.Name, x.Outcome, x.Seconds, x.Detail))
@@ -208,7 +233,9 @@ func writeDocument(w io.Writer, reports []report) {
 	}
 	fmt.Fprintf(w, "## Transfers\n\nEach cell of the matrix is an operation, who posts it, a path MTU (256 to 4096), IPv4 or IPv6, a size of "+
 		"message (0, 1, 33, path MTU - 1, path MTU, path MTU + 1, 64 KiB, 8 MiB), and a network that is fine, loses 1 %%, or "+
-		"reorders or duplicates 3 %% of the packets. A selection has each value of each axis with each operation and requester; the counts below tell how many cells there were. Regions "+
+		"reorders or duplicates 3 %% of the packets. A selection has each value of each axis with each operation and requester; the counts below tell how many cells there were. Where the network has faults, the emulator's counters say what it did: "+
+		"in a few cells, the undisturbed ones, it happened to leave all packets alone. Where it does so in all cells of an operation the run fails, and so does "+
+		"a cell whose packets do not come to it. Regions "+
 		"of both ends are compared byte by byte, with what lies around the messages; of atomics every result is "+
 		"known, so one that is executed twice shows. Where rdma_rxe reads over a network with faults, messages have 1 MiB at most: "+
 		"it asks again for all that is missing after every gap.\n\n")
@@ -248,6 +275,13 @@ func list(w io.Writer, items []string) {
 }
 
 func oneLine(s string) string { return strings.ReplaceAll(strings.ReplaceAll(s, "\n", "; "), "|", "/") }
+
+// withRxe says that the run is one of those that the tables are about: rdma_rxe at the other end of a veth pair.
+func (r *report) withRxe() bool { return r.Layout == "veth" && r.Left == "rxe" }
+
+func (r *report) has(kind string) bool {
+	return slices.ContainsFunc(r.Results, func(x result) bool { return x.Kind == kind })
+}
 
 // Devices names what the frames went over.
 func (r *report) Devices() string {

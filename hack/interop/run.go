@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,7 +27,7 @@ type runCommand struct {
 	Kernels []string      `name:"kernel" short:"k" default:"new" help:"Kernels: 6.1, 6.12, new."`
 	Full    bool          `help:"All cells instead of a covering selection."`
 	Parts   []string      `default:"cells,faults,cases,brief" help:"What to run: cells, faults, cases, stock, ladder, brief (a little of stock and ladder), bulk, speed."`
-	Only    string        `placeholder:"TEXT" help:"Only cells and cases whose description contains this."`
+	Only    string        `placeholder:"TEXT" help:"Only cells, faults, cases, games and choices of options whose description contains this."`
 	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb, e1000e, vmxnet3."`
 	Left    string        `default:"rxe" enum:"rxe,xroce" help:"What is at the other end: rxe or xroce."`
 	Copy    string        `default:"" enum:",copy,zero" help:"Ask xroce for copy or zero copy: copy, zero."`
@@ -35,7 +36,7 @@ type runCommand struct {
 	Limit   time.Duration `default:"20m" help:"Time limit of a machine."`
 }
 
-// Validate is called by kong.
+// Validate refuses a plan with which no machine needs to be booted; kong calls it.
 func (c *runCommand) Validate() error {
 	if len(c.Kernels) == 0 {
 		return errors.New("no kernel")
@@ -45,31 +46,43 @@ func (c *runCommand) Validate() error {
 			return err
 		}
 	}
-	return nil
+	_, err := c.plan()
+	return err
 }
 
-// Run boots a machine for each kernel.
+// Run boots a machine for each kernel. A machine that fails does not keep the others from running.
 func (c *runCommand) Run(ctx context.Context) error {
 	bad := 0
+	var trouble []error
 	for _, kernel := range c.Kernels {
 		r, err := c.boot(ctx, kernel)
-		if err != nil {
-			return err
+		if err == nil && r.empty() {
+			err = errors.New("no cell has run")
 		}
-		for _, x := range r.Results {
-			if x.Outcome == fails {
-				bad++
+		if err != nil {
+			trouble = append(trouble, fmt.Errorf("kernel %s: %w", kernel, err))
+		}
+		if r != nil {
+			for _, x := range r.Results {
+				if x.Outcome == fails {
+					bad++
+				}
 			}
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d cells fail, see %s", bad, c.Keep)
+		trouble = append(trouble, fmt.Errorf("%d cells fail, see %s", bad, c.Keep))
 	}
-	return nil
+	return errors.Join(trouble...)
 }
 
-func (c *runCommand) plan() plan {
+// plan is what the options ask for, if that is something and can be done.
+func (c *runCommand) plan() (plan, error) {
 	p := plan{Only: c.Only, NIC: c.NIC, Layout: "veth", NetMTU: c.NetMTU, Left: c.Left, Copy: c.Copy}
+	p.Made = made{Date: time.Now().UTC().Format(time.DateTime), Parts: c.Parts, Full: c.Full, Only: c.Only}
 	if c.NIC != "" {
 		p.Layout = "nics"
 	}
@@ -106,9 +119,51 @@ func (c *runCommand) plan() plan {
 			p.Stock, p.Ladder, p.Brief = c.NIC == "" && c.Left == "rxe", c.Left == "rxe", true
 		case "speed":
 			p.Speed = true
+		default:
+			return p, fmt.Errorf("there is no part %q", part)
 		}
 	}
-	return p
+	return p, p.check(left)
+}
+
+// check refuses what would come to nothing, or not be what it is called.
+func (p *plan) check(left string) error {
+	if p.Only != "" && !p.matches(left) {
+		return fmt.Errorf("nothing in the parts asked for contains %q", p.Only)
+	}
+	if p.Only == "" && len(p.Cells)+len(p.Cases) == 0 && !p.Faults && p.Bulk == "" && !p.Stock && !p.Ladder && !p.Speed {
+		return errors.New("nothing to run: stock, ladder, brief and cases are with rdma_rxe only, and stock on veth only")
+	}
+	lossy := p.Bulk != "" && p.Bulk != losses[0] || slices.ContainsFunc(p.Cells, func(c cell) bool { return c.Loss != losses[0] })
+	if lossy && p.Left == "xroce" {
+		return fmt.Errorf("with xroce at both ends no packet can be lost on purpose: AF_XDP passes the network emulator by, see setLoss. "+
+			"Cells without loss are those with --only %q", losses[0])
+	}
+	return nil
+}
+
+// matches says whether a cell, fault, case, game or choice of options contains what was asked for. Bulk transfers and speed are not asked.
+func (p *plan) matches(left string) bool {
+	if len(p.Cells)+len(p.Cases) > 0 || p.Bulk != "" || p.Speed {
+		return true
+	}
+	var names []string
+	if p.Faults {
+		for _, f := range append(faultCases(), faultCase{name: opFlush}) {
+			names = append(names, faultName(f.name, "xroce"), faultName(f.name, left))
+		}
+	}
+	if p.Stock {
+		for _, s := range stockRuns(p.Brief) {
+			names = append(names, s.String())
+		}
+	}
+	if p.Ladder {
+		for _, r := range rungs(p.Brief) {
+			names = append(names, r.String())
+		}
+	}
+	return slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, p.Only) })
 }
 
 // boot runs the plan on one kernel.
@@ -126,7 +181,12 @@ func (c *runCommand) boot(ctx context.Context, kernel string) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(c.plan())
+	p, err := c.plan()
+	if err != nil {
+		return nil, err
+	}
+	p.Made.Revision = revision(own)
+	text, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
 	}
@@ -154,22 +214,16 @@ func (c *runCommand) boot(ctx context.Context, kernel string) (*report, error) {
 		name, _, _ = strings.Cut(c.NIC, ",")
 	}
 	folder := filepath.Join(c.Keep, name+"-"+c.Left, version)
-	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(folder+running), os.MkdirAll(folder+running, 0o755)); err != nil {
 		return nil, err
 	}
 	status, err := vm.Run(ctx, vm.Options{
-		Kernel: version, Script: script, Files: append(files, filepath.Join(work, "interop")), Results: folder, NIC: c.NIC,
+		Kernel: version, Script: script, Files: append(files, filepath.Join(work, "interop")), Results: folder + running, NIC: c.NIC,
 		Limit: c.Limit, Output: os.Stdout,
 	})
-	if err != nil {
-		return nil, err
+	if err == nil && status != 0 {
+		err = fmt.Errorf("the program in the machine ended with status %d", status)
 	}
-	if status != 0 {
-		return nil, fmt.Errorf("the program in the machine ended with status %d", status)
-	}
-	var r report
-	if text, err = os.ReadFile(filepath.Join(folder, "results.json")); err != nil {
-		return nil, err
-	}
-	return &r, json.Unmarshal(text, &r)
+	r, keepErr := keepResults(folder)
+	return r, errors.Join(err, keepErr)
 }

@@ -4,7 +4,7 @@
 set -e
 layout=$1 mtu=$2 left=$3
 mac() { echo "02:00:00:00:00:0$1"; }
-modprobe -a veth ifb sch_netem act_mirred cls_matchall sch_ingress
+modprobe -a veth ifb sch_netem act_mirred cls_matchall act_gact sch_ingress
 ip netns add n1
 if [ "$layout" = nics ]; then
 	for i in 0 1; do ip link set "eth$i" down name "v$i" address "$(mac $((i + 1)))" mtu "$mtu"; done

@@ -1,0 +1,163 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"time"
+)
+
+// emulated is how many packets of one direction reached the network emulator, and how many of them it did something to: dropped them, sent
+// them ahead of others, or sent them twice.
+type emulated struct {
+	Packets int `json:"packets"`
+	Changed int `json:"changed"`
+}
+
+// disturbance is what the emulator did in a cell.
+type disturbance struct {
+	FromRxe emulated `json:"from_rxe"`
+	ToRxe   emulated `json:"to_rxe"`
+}
+
+func (d disturbance) since(before disturbance) disturbance {
+	less := func(a, b emulated) emulated { return emulated{a.Packets - b.Packets, max(0, a.Changed-b.Changed)} }
+	return disturbance{less(d.FromRxe, before.FromRxe), less(d.ToRxe, before.ToRxe)}
+}
+
+func (d *disturbance) none() bool { return d.FromRxe.Changed+d.ToRxe.Changed == 0 }
+
+// participles say what happens to a packet.
+var participles = map[string]string{losses[1]: "lost", losses[2]: "reordered", losses[3]: "duplicated"}
+
+// judge says what is to be noted of a cell that works, or that it was not what it is called. In a transfer all packets may happen to be
+// left alone, in a bulk transfer not.
+func (d *disturbance) judge(kind, loss string) (note string, err error) {
+	for _, x := range []struct {
+		direction string
+		emulated
+	}{{"from rdma_rxe", d.FromRxe}, {"to rdma_rxe", d.ToRxe}} {
+		switch {
+		case x.Packets <= 0:
+			err = errors.Join(err, fmt.Errorf("no packet %s has passed the network emulator", x.direction))
+		case kind == "bulk" && x.Changed == 0:
+			err = errors.Join(err, fmt.Errorf("none of %d packets %s was %s", x.Packets, x.direction, participles[loss]))
+		}
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case d.none():
+		return "nothing was " + participles[loss], nil
+	case kind == "bulk":
+		return fmt.Sprintf("(%s were %d of %d packets from rdma_rxe and %d of %d to it)", participles[loss], d.FromRxe.Changed, d.FromRxe.Packets,
+			d.ToRxe.Changed, d.ToRxe.Packets), nil
+	}
+	return "", nil
+}
+
+// watchEmulator begins to count; the function that it returns says what there was since then, nil without an emulator.
+func (g *guest) watchEmulator() func() (*disturbance, error) {
+	if g.loss == losses[0] {
+		return func() (*disturbance, error) { return nil, nil }
+	}
+	before, err := readEmulator(g.loss)
+	return func() (*disturbance, error) {
+		after, afterErr := readEmulator(g.loss)
+		if err := errors.Join(err, afterErr); err != nil {
+			return nil, err
+		}
+		d := after.since(before)
+		return &d, nil
+	}
+}
+
+func readEmulator(loss string) (d disturbance, err error) {
+	var texts [3][]byte
+	for i, args := range [][]string{{"qdisc", "show"}, {"filter", "show", "dev", "v0", "egress"}, {"filter", "show", "dev", "v0", "ingress"}} {
+		if texts[i], err = exec.Command("tc", append([]string{"-s", "-j"}, args...)...).Output(); err != nil {
+			return d, fmt.Errorf("tc %s: %w", args, err)
+		}
+	}
+	return parseEmulator(loss, texts[0], texts[1], texts[2])
+}
+
+// parseEmulator takes the counters from what tc says. Netem counts what it drops, and as a requeue what it sends ahead
+// (net/sched/sch_netem.c). Duplicates have no counter: they are how many more packets it has sent than came to the filter in front of it.
+func parseEmulator(loss string, qdiscs, egress, ingress []byte) (d disturbance, err error) {
+	type counters struct{ Packets, Drops, Requeues int }
+	var all []struct {
+		counters
+		Kind, Dev string
+	}
+	if err := json.Unmarshal(qdiscs, &all); err != nil {
+		return d, fmt.Errorf("tc: %w", err)
+	}
+	for _, x := range []struct {
+		device string
+		filter []byte
+		into   *emulated
+	}{{"v0", egress, &d.FromRxe}, {"ifb0", ingress, &d.ToRxe}} {
+		var filters []struct {
+			Options struct {
+				Actions []struct{ Stats counters }
+			}
+		}
+		if err := json.Unmarshal(x.filter, &filters); err != nil {
+			return d, fmt.Errorf("tc: %w", err)
+		}
+		came, filtered, found := 0, 0, 0
+		for _, f := range filters {
+			for _, a := range f.Options.Actions {
+				came += a.Stats.Packets
+				filtered++
+			}
+		}
+		for _, q := range all {
+			if q.Dev != x.device || q.Kind != "netem" {
+				continue
+			}
+			found++
+			x.into.Packets = came
+			x.into.Changed = map[string]int{losses[1]: q.Drops, losses[2]: q.Requeues, losses[3]: q.Packets - came}[loss]
+		}
+		if found != 1 || filtered != 1 {
+			return d, fmt.Errorf("tc tells of %d network emulators at %s and of %d filters in front of it: %s %s", found, x.device, filtered, qdiscs, x.filter)
+		}
+	}
+	return d, nil
+}
+
+// expected is how many packets the emulator changes of those that a cell has at least.
+func (c cell) expected() float64 {
+	rate := map[string]float64{losses[1]: 0.01, losses[2]: 0.03, losses[3]: 0.03}[c.Loss]
+	return rate * float64(c.count()*max(1, (c.Size+c.MTU-1)/c.MTU))
+}
+
+// judgeEmulator fails operations in all of whose cells the emulator left all packets alone, where that cannot be chance.
+func (g *guest) judgeEmulator() {
+	type row struct{ operation, requester string }
+	expected, changed, cells := map[row]float64{}, map[row]int{}, map[row]int{}
+	for _, x := range g.report.Results {
+		if x.Kind == "transfer" && x.Disturbed != nil && x.Outcome != refused {
+			at := row{x.Cell.Operation, x.Cell.Requester}
+			expected[at] += x.Cell.expected()
+			changed[at] += x.Disturbed.FromRxe.Changed + x.Disturbed.ToRxe.Changed
+			cells[at]++
+		}
+	}
+	const enough = 4 // of data packets; with the answers to them no run in a thousand has none
+	for at, n := range expected {
+		if n < enough || changed[at] > 0 {
+			continue
+		}
+		g.add(result{
+			Kind: "transfer", Name: fmt.Sprintf("faults of the network for %s by %s", at.operation, at.requester), Outcome: fails,
+			Cell:   &cell{Operation: at.operation, Requester: at.requester},
+			Detail: fmt.Sprintf("the network emulator left all packets alone in all %d cells", cells[at]),
+		}, time.Now())
+	}
+}

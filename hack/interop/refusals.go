@@ -53,7 +53,7 @@ func (s setting) refusal(end, verb string, t terms) expectation {
 		case zero && (s.nic == "" || s.rung.mode == "generic"), zero && nicIsKnown && !atLeast(s.kernel, "Linux 6.13"),
 			s.rung.multiBuffer == "on" && noMultiBuffer:
 			return always
-		case zero && !(nicIsKnown && atLeast(s.kernel, "Linux 7.3")), s.rung.multiBuffer == "on" && s.nic != "":
+		case zero && (s.rung.multiBuffer == "on" || !nicIsKnown || !atLeast(s.kernel, "Linux 7.3")):
 			return perhaps
 		}
 	case verb == "connect" && t.mtu > largestMTU(s.netMTU, true):

@@ -35,6 +35,8 @@ func TestRefusal(t *testing.T) {
 		{nic(kernel73, "igb", generic), "xroce", "open", terms{}, always},
 		{nic(kernel73, "e1000e", zero), "xroce", "open", terms{}, perhaps},
 		{nic(kernel73, "igb", rung{"native", "zero", "on"}), "xroce", "open", terms{}, perhaps},
+		{nic(kernel73, "igb", rung{"native", "copy", "on"}), "xroce", "open", terms{}, never},
+		{nic("6.18.2-amd64", "igb", zero), "xroce", "open", terms{}, perhaps},
 		{nic(kernel73, "igb", zero), "rxe", "open", terms{}, never},
 
 		{veth(kernel61, rung{}), "xroce", "connect", terms{mtu: 4096}, always},

@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -176,54 +175,4 @@ func (g *guest) provoke(f faultCase, requester *end) error {
 		return nil // what the receive had room for may have been written
 	}
 	return do(step{p.responder, command{Do: "check", Pieces: all}})
-}
-
-// flush shows that rdma_rxe and xroce disagree about the ICRC of a FLUSH, and where.
-func (g *guest) flush() {
-	if g.left.name != "rxe" {
-		return
-	}
-	for _, requester := range []*end{g.right, g.left} {
-		if name := faultName(opFlush, requester.name); strings.Contains(name, g.plan.Only) {
-			g.one("fault", name, nil, func() error { return g.provokeFlush(requester) })
-		}
-	}
-}
-
-func (g *guest) provokeFlush(requester *end) error {
-	access := append([]string{"flush"}, allAccess...)
-	p, err := g.connect(requester.name, terms{
-		mtu: 1024, family: 4, length: faultLength, access: access, special: opFlush, retry: 2, rnrRetry: 7,
-	})
-	if err != nil {
-		return err
-	}
-	before, err := g.right.do(command{Do: "counters"})
-	if err != nil {
-		return err
-	}
-	r := request{Operation: opFlush, Length: 100, Addr: p.remote.Addr, RKey: p.remote.RKey}
-	if err := do(step{p.requester, command{Do: "post", Requests: []request{r}}}); err != nil {
-		return err
-	}
-	seen, err := p.requester.do(command{Do: "wait", Count: 1, Seconds: 20})
-	if err != nil {
-		return err
-	}
-	after, err := g.right.do(command{Do: "counters"})
-	if err != nil {
-		return err
-	}
-	status := seen.Completions[0].Status
-	bad := after.Counters["icrc_bad"] - before.Counters["icrc_bad"]
-	switch {
-	case status == 0:
-		return nil
-	case status == 12 && p.requester == g.right && bad == 0:
-		return &rxeFault{"rdma_rxe drops FLUSH without an answer: it computes the ICRC over the 32 bytes of transport headers twice " +
-			"(its opcode table gives FLUSH no payload offset), so none but its own is right to it"}
-	case status == 12 && bad >= 1:
-		return &rxeFault{fmt.Sprintf("all %d packets of rdma_rxe's FLUSH came with a wrong ICRC (icrc_bad)", bad)}
-	}
-	return errors.New(statusNames[status])
 }

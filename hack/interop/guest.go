@@ -98,6 +98,8 @@ type guest struct {
 
 	capture *capture            // of the cell that runs
 	note    string              // of the cell that runs, for its result if it works
+	asked   terms               // of the cell that runs: its last connection
+	first   uint32              // of the cell that runs: the first PSN of its requester
 	icrc    map[byte]*tallyICRC // by sender
 }
 
@@ -133,7 +135,7 @@ func (c *guestCommand) Run() (err error) {
 	}
 	if g.openEnds() {
 		g.runCells()
-		g.closeEnds()
+		g.closeEnds([]*end{g.left, g.right})
 	}
 	if g.plan.Stock {
 		g.stock()
@@ -207,25 +209,38 @@ func (g *guest) makeEnds() error {
 	return nil
 }
 
-// openEnds starts both ends; what they say of their devices is a result, too.
+// openEnds starts both ends; what they say of their devices is a result, too. If one of them does not open, nothing can run, so that is a
+// failure but where it is permitted.
 func (g *guest) openEnds() bool {
+	var opened []*end
 	for _, e := range []*end{g.left, g.right} {
 		begin := time.Now()
 		information, err := e.open(results)
 		r := result{Kind: "open", Name: e.name, Outcome: works, Detail: information}
-		if err != nil {
-			r.Outcome, r.Detail = outcomeOf(err), err.Error()
+		if err = g.setting().permitted(err, terms{}); err != nil {
+			r.Outcome, r.Detail = conclude(err, nil)
+		}
+		if r.Outcome == fails {
+			r.Detail += fmt.Sprintf("; not run: %d transfers, %d cases", len(g.plan.Cells), len(g.plan.Cases))
+			if g.plan.Faults {
+				r.Detail += ", faults"
+			}
+			if g.plan.Bulk != "" {
+				r.Detail += ", bulk transfers"
+			}
 		}
 		g.add(r, begin)
+		opened = append(opened, e)
 		if err != nil {
+			g.closeEnds(opened)
 			return false
 		}
 	}
 	return true
 }
 
-func (g *guest) closeEnds() {
-	for _, e := range []*end{g.left, g.right} {
+func (g *guest) closeEnds(ends []*end) {
+	for _, e := range ends {
 		begin := time.Now()
 		if err := e.close(); err != nil {
 			g.add(result{Kind: "open", Name: e.name + " closed", Outcome: fails, Detail: err.Error()}, begin)
@@ -259,49 +274,53 @@ func (g *guest) one(kind, name string, c *cell, run func() error) {
 		loss = c.Loss
 	}
 	err := g.setLoss(loss)
-	g.capture, g.note = startCapture(kind == "bulk"), ""
+	g.capture, g.note, g.asked = startCapture(kind == "bulk"), "", terms{}
 	watched := g.watchEmulator()
 	if err == nil {
-		err = run()
+		err = g.setting().permitted(run(), g.asked)
 	}
 	disturbed, unknown := watched() // before the capture ends, which sends packets of its own
 	// Only a capture in which nothing is missing can tell how many messages there were.
 	counts := err == nil && kind == "transfer" && c.Requester == "rxe" && c.Loss == losses[0] && c.Size <= 1<<16
 	whole := g.left.name == "rxe" && (kind == "transfer" || kind == "fault" && !strings.HasPrefix(name, opFlush))
-	captured := g.capture.stop(err != nil || whole)
-	if err != nil && c != nil {
-		err = blame(*c, err)
+	captured := g.capture.stop(kind != "bulk" || err != nil)
+	if kind == "bulk" {
+		captured = nil // which is for people only
 	}
-	if counts {
-		err = checkMSN(readCapture(), c.count())
+	if err != nil && c != nil && captured == nil {
+		err = g.blame(*c, err)
 	}
-	if whole && outcomeOf(err) != refused {
-		// Whose packets are wrong explains what else fails.
-		if wrong := errors.Join(captured, g.audit(kind == "transfer" && err == nil)); wrong != nil && err != nil {
-			err = fmt.Errorf("%w; %s", wrong, err)
-		} else if wrong != nil {
-			err = wrong
+	if counts && captured == nil {
+		packets, read := readPackets()
+		if err = read; err == nil {
+			err = checkMSN(packets, c.count())
 		}
+	}
+	if captured == nil && whole && outcomeOf(err) != refused {
+		captured = g.audit(kind == "transfer" && err == nil)
 	}
 	if err == nil {
 		if err = unknown; disturbed != nil {
 			g.note, err = disturbed.judge(kind, loss)
 		}
 	}
-	r := result{Kind: kind, Name: name, Cell: c, Outcome: works, Detail: g.note, Disturbed: disturbed}
-	if err != nil {
-		r.Outcome, r.Detail = outcomeOf(err), err.Error()
+	// Whose packets are wrong explains what else fails.
+	if captured != nil && err != nil {
+		err = fmt.Errorf("%v; %v", captured, err)
+	} else if captured != nil {
+		err = captured
 	}
-	if whole && c != nil && r.Outcome != refused {
+	outcome := outcomeOf(err)
+	if whole && c != nil && outcome != refused {
 		keepSmall(*c)
 	}
 	counters := ""
-	if r.Outcome == fails {
+	if err != nil && outcome == fails {
 		counters = g.counters()
 	}
-	if cleanErr := g.clean(); cleanErr != nil && err == nil {
-		r.Outcome, r.Detail = fails, cleanErr.Error()
-	}
+	r := result{Kind: kind, Name: name, Cell: c, Disturbed: disturbed}
+	r.Outcome, r.Detail = conclude(err, g.clean())
+	r.Detail = cmp.Or(r.Detail, g.note)
 	if r.Outcome == fails {
 		folder := filepath.Join(results, fmt.Sprintf("failure-%03d", g.failures))
 		g.failures++
@@ -337,16 +356,6 @@ func (g *guest) counters() string {
 		}
 	}
 	return text
-}
-
-func outcomeOf(err error) string {
-	if said := (*endError)(nil); errors.As(err, &said) && said.refused {
-		return refused
-	}
-	if wrong := (*rxeFault)(nil); errors.As(err, &wrong) {
-		return fault
-	}
-	return fails
 }
 
 func (g *guest) add(r result, begin time.Time) {

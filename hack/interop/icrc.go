@@ -107,6 +107,12 @@ func invariantCRC(packet []byte) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(header[:8+n]), crc32.IEEETable, packet[n:])
 }
 
+// headersTwice is the ICRC of the packet if its headers from the BTH on count twice, and the pad once more.
+func (d *dissected) headersTwice() uint32 {
+	again := d.covered[len(d.covered)-bthLength-len(d.body):]
+	return crc32.Update(invariantCRC(d.covered), crc32.IEEETable, again)
+}
+
 // eachFrame goes through the capture. Frames are valid until the next one.
 func eachFrame(path string, do func(frame []byte) error) error {
 	f, err := os.Open(path)

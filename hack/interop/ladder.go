@@ -138,24 +138,26 @@ func (g *guest) climb(r rung, port xdp.Port) (short string, err error) {
 	g.right.mode, g.right.copy, g.right.multiBuffer = r.mode, r.copy, r.multiBuffer
 	_, err = g.right.open(results)
 	defer func() {
-		if closeErr := g.right.close(); closeErr != nil {
-			short, err = "", errors.Join(err, closeErr)
+		if closed := g.right.close(); closed != nil {
+			// A refusal does not excuse it.
+			short, err = "", errors.Join(err, closed)
 		}
 	}()
-	// veth has no zero copy; of other drivers it is what is to be found out.
-	must := r.copy == "zero" && g.plan.Layout == "veth" || r.multiBuffer == "on" && !atLeast(g.report.Kernel, "Linux 6.6")
-	may := must || g.plan.Layout != "veth" && (r.copy == "zero" || r.multiBuffer == "on")
+	expected := g.setting().refusal(g.right.name, "open", terms{})
 	switch {
-	case err != nil && outcomeOf(err) == refused && !may:
+	case err != nil && outcomeOf(err) == refused && expected == never:
 		return "", fmt.Errorf("should not be refused: %v", err)
 	case err != nil:
 		return "", err
-	case must:
+	case expected == always:
 		return "", fmt.Errorf("should be refused, and gave %v", g.right.obtained)
 	}
 	got := g.right.obtained
 	if wrong := got.contradicts(r); wrong != nil {
 		return "", fmt.Errorf("obtained %s", strings.Join(wrong, ", "))
+	}
+	if want := largestMTU(g.plan.NetMTU, got.MultiBuffer); got.MTU != want {
+		return "", fmt.Errorf("obtained path MTU %d instead of %d", got.MTU, want)
 	}
 	short = got.String()
 	if r == (rung{}) && port.Rungs != nil {
@@ -173,13 +175,13 @@ func (g *guest) climb(r rung, port xdp.Port) (short string, err error) {
 			c := cell{Operation: operation, Requester: requester.name, MTU: got.MTU, Family: 4, Size: 64 << 10, Loss: losses[0]}
 			err := g.transfer(c)
 			if err = errors.Join(err, g.clean()); err != nil {
-				return "", fmt.Errorf("%v: %w", c, err)
+				return "", fmt.Errorf("%v: %v", c, err) // what was opened is not to be refused any more
 			}
 		}
 	}
 	if got.MTU < mtus[len(mtus)-1] {
 		_, err := g.connect(g.right.name, terms{mtu: 2 * got.MTU, family: 4, length: 8, retry: 7, rnrRetry: 7})
-		if said := (*endError)(nil); !errors.As(err, &said) || !said.refused {
+		if err == nil || outcomeOf(err) != refused {
 			return "", fmt.Errorf("path MTU %d is not refused: %v", 2*got.MTU, err)
 		}
 		if err := g.clean(); err != nil {

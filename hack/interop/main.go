@@ -15,10 +15,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/xroce/xroce/internal/vm"
 )
 
 type commandLine struct {
@@ -31,11 +31,11 @@ type commandLine struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := vm.Interruptible()
 	defer stop()
 	var c commandLine
 	parsed := kong.Parse(&c, kong.Name("interop"), kong.Description("xroce and rdma_rxe, cell by cell."), kong.UsageOnError(),
-		kong.BindTo(ctx, (*context.Context)(nil)))
+		kong.Exit(vm.ExitUsage), kong.BindTo(ctx, (*context.Context)(nil)))
 	if err := parsed.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "interop:", err)
 		os.Exit(1)

@@ -194,7 +194,7 @@ func (g *guest) padNotCovered(operation string, family int) error {
 			return fmt.Errorf("completion %+v instead of %+v", got, want)
 		}
 	}
-	if _, err := g.answerTo(f.psn); err != nil {
+	if _, err := g.answerTo(macV1, acknowledge, f.psn); err != nil {
 		return err
 	}
 	return do(step{g.right, command{Do: "check", Pieces: []piece{
@@ -202,8 +202,8 @@ func (g *guest) padNotCovered(operation string, family int) error {
 	}}})
 }
 
-// answerTo waits for the answer of xroce to the PSN, which says that all is well.
-func (g *guest) answerTo(psn uint32) (d dissected, err error) {
+// answerTo waits for the answer of an end to the PSN: a packet of that opcode which says that all is well, and no more than that.
+func (g *guest) answerTo(sender, opcode byte, psn uint32) (d dissected, err error) {
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
 		if err := g.capture.sync(); err != nil {
 			return d, err
@@ -213,13 +213,13 @@ func (g *guest) answerTo(psn uint32) (d dissected, err error) {
 			return d, err
 		}
 		for _, d := range packets {
-			if d.sender == macV1 && d.psn == psn {
-				if d.opcode != acknowledge || d.body[0]>>5 != 0 || d.icrc != invariantCRC(d.covered) {
-					return d, fmt.Errorf("xroce answers with opcode %#02x, syndrome %#02x, ICRC %#08x", d.opcode, d.body[0], d.icrc)
+			if d.sender == sender && d.psn == psn {
+				if d.opcode != opcode || len(d.body) != 4 || d.body[0]>>5 != 0 || d.icrc != invariantCRC(d.covered) {
+					return d, fmt.Errorf("%s answers with opcode %#02x, %x behind the BTH, ICRC %#08x", g.sender(sender), d.opcode, d.body, d.icrc)
 				}
 				return d, nil
 			}
 		}
 	}
-	return d, errors.New("xroce does not answer the packet with the right ICRC")
+	return d, fmt.Errorf("%s does not answer the packet with the right ICRC", g.sender(sender))
 }

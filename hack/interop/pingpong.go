@@ -58,10 +58,13 @@ func (c *pingPongCommand) Run() error {
 	a := answer{Counters: seen}
 	if err != nil {
 		a.Error = oneLine(err.Error())
-		a.Refused = errors.Is(err, verbs.ErrNotSupported) || errors.Is(err, verbs.ErrPathMTU)
+		_, a.Refused = sole[*unfit](err)
 	}
 	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(a))
 }
+
+// unfit says that the path MTU is refused, which is all that may be.
+type unfit struct{ error }
 
 func (c *pingPongCommand) play(ctx context.Context) (seen map[string]uint64, err error) {
 	pattern, err := mapFile(c.Pattern)
@@ -134,7 +137,9 @@ func (b *ball) connect(ctx context.Context, local *endpoint) error {
 		return err
 	}
 	copy(b.mr.Bytes()[2*b.Size:], bytes.Repeat([]byte{stockGuard}, stockPage))
-	if err := b.peer.connect(&command{Remote: &remote, MTU: b.MTU, Retry: 7, RNRRetry: 7}); err != nil {
+	if err := b.peer.connect(&command{Remote: &remote, MTU: b.MTU, Retry: 7, RNRRetry: 7}); errors.Is(err, verbs.ErrPathMTU) {
+		return &unfit{err}
+	} else if err != nil {
 		return err
 	}
 	for range 2 {
@@ -153,8 +158,11 @@ func (b *ball) connect(ctx context.Context, local *endpoint) error {
 		return fmt.Errorf("send the endpoint: %w", err)
 	}
 	said := make([]byte, len(done))
-	if _, err := io.ReadFull(connection, said); err != nil || string(said) != done {
-		return fmt.Errorf("the client says %q instead of \"done\": %w", said, err)
+	if _, err := io.ReadFull(connection, said); err != nil {
+		return fmt.Errorf("read \"done\": %w", err)
+	}
+	if string(said) != done {
+		return fmt.Errorf("the client says %q instead of \"done\"", said)
 	}
 	return nil
 }

@@ -114,6 +114,12 @@ type completion struct {
 	Invalidated uint32 `json:"invalidated"`
 }
 
+// Those that the program looks for.
+const (
+	remoteAccessError = 10
+	retriesExceeded   = 12
+)
+
 // statusNames are those of libibverbs.
 var statusNames = map[int]string{
 	0: "success", 1: "LOC_LEN_ERR", 2: "LOC_QP_OP_ERR", 4: "LOC_PROT_ERR", 5: "WR_FLUSH_ERR", 6: "MW_BIND_ERR", 7: "BAD_RESP_ERR",

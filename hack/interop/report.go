@@ -195,7 +195,8 @@ rdma-core (pyverbs), and xroce at the other. ` + "`bin/interop report`" + ` make
 and this file; ` + "`make interop`" + ` runs the cells of the first three tables, and a little of the next ones, on the newest kernel and fails if one does. Both need apt and no KVM: see hack/interop and internal/vm.
 ` + "`make interop-full`" + ` is what to run every night: it tells whose packets are wrong when a new kernel breaks something.
 
-"Refused" is a clean refusal by one of the ends, with a reason; "rxe's fault" is something that rdma_rxe does wrong, by
+"Refused" is a clean refusal by one of the ends, with a reason, where something is missing that is known to be missing there
+(hack/interop/refusals.go); any other refusal fails. "rxe's fault" is something that rdma_rxe does wrong, by
 evidence of the capture or the counters, which is named.
 
 `

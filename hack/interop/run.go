@@ -28,16 +28,24 @@ type runCommand struct {
 	Full    bool          `help:"All cells instead of a covering selection."`
 	Parts   []string      `default:"cells,faults,cases,brief" help:"What to run: cells, faults, cases, stock, ladder, brief (a little of stock and ladder), bulk, speed."`
 	Only    string        `placeholder:"TEXT" help:"Only cells, faults, cases, games and choices of options whose description contains this."`
-	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb."`
+	NIC     string        `name:"nic" placeholder:"MODEL" help:"Two network devices of this model instead of a veth pair: virtio, igb, e1000e, vmxnet3."`
 	Left    string        `default:"rxe" enum:"rxe,xroce" help:"What is at the other end: rxe or xroce."`
-	Copy    string        `default:"" help:"Ask xroce for copy or zero copy: copy, zero."`
+	Copy    string        `default:"" enum:",copy,zero" help:"Ask xroce for copy or zero copy: copy, zero."`
 	NetMTU  int           `name:"netdev-mtu" default:"9000" help:"MTU of the network devices."`
 	Keep    string        `default:"bin/interop-results" help:"Folder for results, logs, and captures of cells that fail."`
 	Limit   time.Duration `default:"20m" help:"Time limit of a machine."`
 }
 
-// Validate refuses a plan with which no machine needs to be booted.
+// Validate refuses a plan with which no machine needs to be booted; kong calls it.
 func (c *runCommand) Validate() error {
+	if len(c.Kernels) == 0 {
+		return errors.New("no kernel")
+	}
+	for _, kernel := range c.Kernels {
+		if err := vm.Validate(kernel, c.NIC); err != nil {
+			return err
+		}
+	}
 	_, err := c.plan()
 	return err
 }
@@ -164,11 +172,11 @@ func (c *runCommand) boot(ctx context.Context, kernel string) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	work, err := os.MkdirTemp("", "xroce-interop-")
+	work, remove, err := vm.TempDir(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(work)
+	defer remove()
 	own, err := os.Executable()
 	if err != nil {
 		return nil, err

@@ -99,7 +99,9 @@ func (g *guest) stock() {
 	}
 	for _, s := range stockRuns(g.plan.Brief) {
 		if strings.Contains(s.String(), g.plan.Only) {
-			g.alone("stock", s.row(), s.String(), func() (string, error) { return "", s.play() })
+			g.alone("stock", s.row(), s.String(), func() (string, error) {
+				return "", g.setting().permitted(s.play(), terms{mtu: s.mtu})
+			})
 		}
 	}
 }
@@ -108,14 +110,12 @@ func (g *guest) stock() {
 // table has of it, short what it has in place of the outcome.
 func (g *guest) alone(kind, row, name string, run func() (short string, err error)) {
 	begin := time.Now()
-	r := result{Kind: kind, Row: row, Name: name, Outcome: works}
+	r := result{Kind: kind, Row: row, Name: name}
 	capture := startCapture(false)
 	var err error
 	r.Short, err = run()
 	capture.stop(err != nil)
-	if err != nil {
-		r.Outcome, r.Detail = outcomeOf(err), err.Error()
-	}
+	r.Outcome, r.Detail = conclude(err, nil)
 	if r.Outcome == fails {
 		folder := filepath.Join(results, fmt.Sprintf("failure-%03d", g.failures))
 		g.failures++

@@ -2,7 +2,10 @@
 
 package main
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // guard is how many bytes of the region around each message must stay as they are.
 const guard = 64
@@ -54,6 +57,7 @@ var allAccess = []string{"read", "write", "atomic"}
 
 // connect makes a queue pair at each end and connects them.
 func (g *guest) connect(requester string, t terms) (p pair, err error) {
+	g.asked = t
 	p.requester, p.responder = g.left, g.right
 	if requester == g.right.name {
 		p.requester, p.responder = g.right, g.left
@@ -70,6 +74,7 @@ func (g *guest) connect(requester string, t terms) (p pair, err error) {
 		}
 		*x.into = *a.Endpoint
 	}
+	g.first = p.local.PSN
 	if _, err := p.requester.do(command{Do: "connect", Remote: &p.remote, MTU: t.mtu, Retry: t.retry, RNRRetry: t.rnrRetry}); err != nil {
 		return p, err
 	}
@@ -178,12 +183,24 @@ func (g *guest) transfer(c cell) error {
 
 const patience = 60 // seconds
 
+// statusError says that a request, in its turn, was completed with another status than success.
+type statusError struct {
+	status int
+	text   string
+}
+
+func (s *statusError) Error() string { return s.text }
+
 // succeed waits until all requests are complete, in order.
 func (p pair) succeed(count int) error {
 	a, err := p.requester.do(command{Do: "wait", Count: count, Seconds: patience})
 	for i, got := range a.Completions {
 		if got.Status != 0 || got.Receive || got.Place != i {
-			return fmt.Errorf("%s: completion of request %d: %s, %+v", p.requester.name, i, statusNames[got.Status], got)
+			failed := fmt.Sprintf("%s: completion of request %d: %s, %+v", p.requester.name, i, statusNames[got.Status], got)
+			if got.Receive || got.Place != i {
+				return errors.New(failed)
+			}
+			return &statusError{got.Status, failed}
 		}
 	}
 	return err

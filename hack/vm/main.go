@@ -5,8 +5,8 @@
 //	go run ./hack/vm run -k 6.12 -f bin/xroce script.sh ARGUMENTS
 //
 // The script finds the files in /host, and what it leaves in /results comes back with -o. The first run fetches some 250 MB of
-// packages and takes minutes, the next ones boot in seconds. The exit status is the script's; 124 is the time limit, 125 a machine
-// that could not be made or died.
+// packages and takes minutes, the next ones boot in seconds. The exit status is the script's; 2 is wrong use, too, 124 the time
+// limit, 125 a machine that could not be made or died.
 package main
 
 import (
@@ -14,8 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -37,7 +35,7 @@ type runCommand struct {
 	Files   []string      `name:"file" short:"f" placeholder:"FILE" help:"File or folder to have in /host; repeatable."`
 	Results string        `short:"o" placeholder:"DIR" help:"Where the contents of /results go."`
 	Limit   time.Duration `short:"t" default:"5m" help:"Time limit, boot included."`
-	NIC     string        `name:"nic" short:"n" placeholder:"MODEL" help:"Two network devices back to back, eth0 and eth1: virtio, igb or another model of QEMU's, with properties (virtio,mq=on)."`
+	NIC     string        `name:"nic" short:"n" placeholder:"MODEL" help:"Two network devices back to back, eth0 and eth1: virtio, igb, e1000e or vmxnet3, with properties of QEMU's (virtio,mq=on)."`
 	CPUs    int           `name:"cpus" short:"c" default:"2"`
 	Memory  string        `short:"m" default:"2G"`
 	Append  string        `short:"a" placeholder:"ARGUMENTS" help:"More of the kernel's command line."`
@@ -47,10 +45,11 @@ type runCommand struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := vm.Interruptible()
 	defer stop()
 	var c commandLine
-	parsed := kong.Parse(&c, kong.Name("vm"), kong.Description("A virtual machine with rdma_rxe, for scripts."), kong.UsageOnError())
+	parsed := kong.Parse(&c, kong.Name("vm"), kong.Description("A virtual machine with rdma_rxe, for scripts."), kong.UsageOnError(),
+		kong.Exit(vm.ExitUsage))
 	status, err := 0, error(nil)
 	if parsed.Selected().Name == "run" {
 		status, err = c.Run.run(ctx)
@@ -69,6 +68,26 @@ func main() {
 	os.Exit(status)
 }
 
+// Validate is called by kong.
+func (c *buildCommand) Validate() error {
+	for _, kernel := range c.Kernels {
+		if err := vm.Validate(kernel, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Validate is called by kong.
+func (c *runCommand) Validate() error {
+	for _, f := range c.Files {
+		if _, err := os.Stat(f); err != nil {
+			return err
+		}
+	}
+	return vm.Validate(c.Kernel, c.NIC)
+}
+
 func (c *buildCommand) run(ctx context.Context) error {
 	for _, kernel := range c.Kernels {
 		version, err := vm.Prepare(ctx, kernel, progress)
@@ -83,13 +102,9 @@ func (c *buildCommand) run(ctx context.Context) error {
 func progress(what string) { fmt.Fprintln(os.Stderr, "vm:", what) }
 
 func (c *runCommand) run(ctx context.Context) (int, error) {
-	version, err := vm.Prepare(ctx, c.Kernel, nil)
-	if err != nil {
-		return 0, err
-	}
 	o := vm.Options{
-		Kernel: version, Script: c.Script, Args: c.Args, Files: c.Files, Results: c.Results, NIC: c.NIC, CPUs: c.CPUs,
-		Memory: c.Memory, Append: c.Append, Limit: c.Limit, Output: os.Stdout,
+		Kernel: c.Kernel, Script: c.Script, Args: c.Args, Files: c.Files, Results: c.Results, NIC: c.NIC, CPUs: c.CPUs,
+		Memory: c.Memory, Append: c.Append, Limit: c.Limit, Output: os.Stdout, Progress: progress,
 	}
 	if c.Console {
 		o.Console = os.Stderr

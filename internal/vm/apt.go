@@ -3,10 +3,10 @@
 package vm
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,34 +22,79 @@ const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 // apt is a private state of apt for one suite of Debian: this machine's own lists and packages are neither read nor changed,
 // but its configuration is (proxies).
 type apt struct {
-	dir   string
-	suite string
+	dir     string
+	suite   string
+	updated bool // by this process
 }
 
-func openApt(ctx context.Context, cache, suite string) (*apt, error) {
+// openApt brings the lists up to date if they are old. Where that fails, such as without a network, old ones do: what is made of
+// them may be there already.
+func openApt(ctx context.Context, cache, suite string, progress func(string)) (*apt, error) {
 	a := &apt{dir: filepath.Join(cache, "apt", suite), suite: suite}
-	stamp := filepath.Join(a.dir, "updated")
-	if s, err := os.Stat(stamp); err == nil && time.Since(s.ModTime()) < listsAge {
+	s, err := os.Stat(a.stamp())
+	if err == nil && time.Since(s.ModTime()) < listsAge {
 		return a, nil
 	}
+	there := err == nil
+	if err := a.update(ctx); err != nil {
+		if !there || ctx.Err() != nil {
+			return nil, err
+		}
+		progress(fmt.Sprintf("go on with the packages known on %s: %v", s.ModTime().Format(time.DateOnly), err))
+		// The next try is in an hour: each takes until the network's timeouts.
+		if err := os.Chtimes(a.stamp(), time.Time{}, time.Now().Add(time.Hour-listsAge)); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// stamp is a file as old as the lists are taken to be.
+func (a *apt) stamp() string { return filepath.Join(a.dir, "updated") }
+
+// update brings the lists up to date.
+func (a *apt) update(ctx context.Context) error {
 	if _, err := os.Stat(keyring); err != nil {
-		return nil, fmt.Errorf("%w: apt-get install debian-archive-keyring", err)
+		return fmt.Errorf("%w: apt-get install debian-archive-keyring", err)
 	}
 	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(a.dir, d), 0o755); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, mirror(ctx), suite)
-	for name, content := range map[string]string{"sources.list": source, "status": ""} {
-		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
-			return nil, err
+	// The lists belong to their mirror, so old ones go with the old mirror.
+	sources := filepath.Join(a.dir, "sources.list")
+	old, err := os.ReadFile(sources)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, mirror(ctx), a.suite)
+	for path, content := range map[string]string{sources: source, filepath.Join(a.dir, "status"): ""} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
 		}
 	}
-	if _, err := a.run(ctx, "", "apt-get", "update"); err != nil {
-		return nil, err
+	// By default, a mirror that cannot be reached is a warning.
+	if _, err := a.run(ctx, "", "apt-get", "update", "-o", "APT::Update::Error-Mode=any"); err != nil {
+		if len(old) > 0 {
+			err = errors.Join(err, os.WriteFile(sources, old, 0o644))
+		}
+		return err
 	}
-	return a, os.WriteFile(stamp, nil, 0o644)
+	a.updated = true
+	return os.WriteFile(a.stamp(), nil, 0o644)
+}
+
+// withLists calls f, and once more with lists brought up to date if it fails with older ones: a mirror has no old packages.
+func (a *apt) withLists(ctx context.Context, f func() error) error {
+	err := f()
+	if err == nil || a.updated || ctx.Err() != nil {
+		return err
+	}
+	if updateErr := a.update(ctx); updateErr != nil {
+		return errors.Join(err, updateErr)
+	}
+	return f()
 }
 
 // mirror is the mirror that this machine uses if it runs Debian, and the public one otherwise. $XROCE_VM_MIRROR overrides it.
@@ -57,7 +102,7 @@ func mirror(ctx context.Context) string {
 	if m := os.Getenv("XROCE_VM_MIRROR"); m != "" {
 		return m
 	}
-	out, _ := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian").Output()
+	out, _, _ := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"))
 	for uri := range strings.FieldsSeq(string(out)) {
 		if !strings.Contains(uri, "security") {
 			return uri
@@ -80,17 +125,21 @@ func (a *apt) run(ctx context.Context, dir, program string, args ...string) (str
 	}
 	cmd := exec.CommandContext(ctx, program, append(append(all, "-qq"), args...)...)
 	cmd.Dir = dir
-	out, err := cmd.Output()
+	out, trouble, err := output(cmd)
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
-		return "", fmt.Errorf("%s %s on %s: %w: %s", program, args[0], a.suite, err, bytes.TrimSpace(failed.Stderr))
+		return "", fmt.Errorf("%s %s on %s: %w: %s", program, args[0], a.suite, err, trouble)
 	} else if err != nil {
 		return "", fmt.Errorf("%s: %w: the virtual machine is made of Debian's packages", program, err)
 	}
 	return string(out), nil
 }
 
-// closure fetches packages and all that they depend on, and returns the files.
+// closure fetches packages and all that they depend on into a folder made anew, and returns the files.
 func (a *apt) closure(ctx context.Context, dir string, packages ...string) ([]string, error) {
+	// Files of before may be other versions of the same packages.
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(filepath.Join(dir, "partial"), 0o755); err != nil {
 		return nil, err
 	}
@@ -101,7 +150,7 @@ func (a *apt) closure(ctx context.Context, dir string, packages ...string) ([]st
 	return filepath.Glob(filepath.Join(dir, "*.deb"))
 }
 
-// fetch fetches packages without what they depend on, and returns the files. Those that do not exist are left out.
+// fetch fetches packages without what they depend on into a folder made anew, and returns the files. Those that do not exist are left out.
 func (a *apt) fetch(ctx context.Context, dir string, packages ...string) ([]string, error) {
 	var there []string
 	for _, p := range packages {
@@ -112,7 +161,7 @@ func (a *apt) fetch(ctx context.Context, dir string, packages ...string) ([]stri
 	if len(there) == 0 {
 		return nil, fmt.Errorf("%s has none of the packages %s", a.suite, strings.Join(packages, ", "))
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return nil, err
 	}
 	if _, err := a.run(ctx, dir, "apt-get", append([]string{"download"}, there...)...); err != nil {

@@ -28,28 +28,34 @@ var keptModules = regexp.MustCompile(`^kernel/(arch|crypto|lib|net|drivers/(dca|
 var bootModules = []string{"virtio_pci", "9pnet_virtio", "9p", "virtio_console", "virtio-rng"}
 
 // prepareKernel lays out the kernel of a suite in kernels/VERSION: vmlinuz and modules/VERSION.
-func prepareKernel(ctx context.Context, cache string, tools tree, suite string) (string, error) {
-	a, err := openApt(ctx, cache, suite)
+func prepareKernel(ctx context.Context, cache string, tools tree, suite string, progress func(string)) (version string, err error) {
+	a, err := openApt(ctx, cache, suite, progress)
 	if err != nil {
 		return "", err
 	}
-	version, err := a.kernel(ctx)
+	work, remove, err := TempDir(ctx)
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, "kernels", version)
-	if exists(dir) {
-		return version, nil
-	}
-	work := filepath.Join(cache, "kernels", ".new")
-	if err := os.RemoveAll(work); err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(work)
-	// Older kernels are one package, newer ones several.
-	files, err := a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version, "linux-modules-"+version)
-	if err != nil {
-		return "", err
+	defer remove()
+	var (
+		dir   string
+		files []string
+	)
+	err = a.withLists(ctx, func() (err error) {
+		if version, err = a.kernel(ctx); err != nil {
+			return err
+		}
+		if dir = filepath.Join(cache, "kernels", version); exists(filepath.Join(dir, "vmlinuz")) {
+			return nil
+		}
+		progress("fetch kernel " + version)
+		// Older kernels are one package, newer ones several.
+		files, err = a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version, "linux-modules-"+version)
+		return err
+	})
+	if err != nil || len(files) == 0 {
+		return version, err
 	}
 	unpacked := tree(filepath.Join(work, "unpacked"))
 	if err := unpacked.unpack(ctx, files); err != nil {
@@ -75,7 +81,17 @@ func prepareKernel(ctx context.Context, cache string, tools tree, suite string) 
 	if err != nil {
 		return "", err
 	}
-	return version, errors.Join(os.Rename(image, filepath.Join(laid, "vmlinuz")), os.Rename(laid, dir))
+	if err := os.Rename(image, filepath.Join(laid, "vmlinuz")); err != nil {
+		return "", err
+	}
+	// A folder without vmlinuz is no kernel.
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	return version, publish(laid, dir)
 }
 
 func findKernel(unpacked, version string) (string, error) {

@@ -4,6 +4,7 @@ package vm
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,10 +21,22 @@ var guestPackages = []string{
 	"rdmacm-utils", "sed", "tcpdump", "util-linux",
 }
 
+// The trees of programs. What they are made of is in their names: another list of packages does not replace what a machine runs on.
+func toolsTree(cache string) tree { return treeOf(cache, "tools", toolPackages) }
+func rootTree(cache string) tree  { return treeOf(cache, "root", guestPackages) }
+
+func treeOf(cache, name string, packages []string) tree {
+	sum := sha256.Sum256([]byte(Suite + " " + strings.Join(packages, " ")))
+	return tree(filepath.Join(cache, fmt.Sprintf("%s-%x", name, sum[:6])))
+}
+
 // Prepare fetches what is missing of a kernel, the guest's user space and QEMU, and returns the version of the kernel, such as
 // "6.12.57+deb13-amd64". It tells on progress, which may be nil, what takes a while. kernel is one of Kernels, or a version
 // that was prepared before.
 func Prepare(ctx context.Context, kernel string, progress func(string)) (version string, err error) {
+	if err := Validate(kernel, ""); err != nil {
+		return "", err
+	}
 	cache, err := Cache()
 	if err != nil {
 		return "", err
@@ -31,49 +44,45 @@ func Prepare(ctx context.Context, kernel string, progress func(string)) (version
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(filepath.Join(cache, "lock"))
+	if progress == nil {
+		progress = func(string) {}
+	}
+	// Machines need no lock: what they run on is made once, and neither changed nor replaced.
+	unlock, err := lock(ctx, filepath.Join(cache, "lock"), progress)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if progress == nil {
-		progress = func(string) {}
-	}
-	tools, root := tree(filepath.Join(cache, "tools")), tree(filepath.Join(cache, "root"))
-	progress("QEMU of " + Suite)
-	if err := tools.make(ctx, Suite, toolPackages, nil); err != nil {
+	tools := toolsTree(cache)
+	if err := tools.make(ctx, "QEMU", toolPackages, nil, progress); err != nil {
 		return "", fmt.Errorf("QEMU: %w", err)
 	}
-	progress("user space of " + Suite)
-	if err := root.make(ctx, Suite, guestPackages, finishRoot(ctx)); err != nil {
+	if err := rootTree(cache).make(ctx, "user space", guestPackages, finishRoot(ctx), progress); err != nil {
 		return "", fmt.Errorf("user space: %w", err)
 	}
 	suite, named := Kernels[kernel]
 	if !named {
-		if exists(filepath.Join(cache, "kernels", kernel, "vmlinuz")) {
-			return kernel, nil
-		}
-		return "", fmt.Errorf("no kernel %q: there are 6.1, 6.12, new, and versions prepared before", kernel)
+		return kernel, nil
 	}
-	progress("kernel of " + suite)
-	version, err = prepareKernel(ctx, cache, tools, suite)
+	version, err = prepareKernel(ctx, cache, tools, suite, progress)
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w", kernel, err)
 	}
 	return version, nil
 }
 
-// lock takes the cache for this process. Runs need no lock: what they use is never changed, only replaced.
-func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+// publish gives what was made in a work folder its place in the cache, complete on the disk or not at all.
+func publish(work, place string) error {
+	f, err := os.Open(work)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+	err = unix.Syncfs(int(f.Fd()))
+	f.Close()
+	if err != nil {
+		return fmt.Errorf("sync %s: %w", work, err)
 	}
-	return func() { f.Close() }, nil
+	return os.Rename(work, place)
 }
 
 // finishRoot does what the scripts of the packages would have done.
@@ -111,8 +120,8 @@ func finishRoot(ctx context.Context) func(tree) error {
 			"-m", "compileall", "-q", "-x", "/(test|tests|idlelib|lib2to3|pydoc_data|ensurepip)/", "--invalidation-mode", "unchecked-hash",
 		}, libraries...)...)
 		python.Env = append(os.Environ(), "PYTHONHOME="+filepath.Join(string(t), "usr"))
-		if out, err := python.CombinedOutput(); err != nil {
-			return fmt.Errorf("compile Python's modules: %w: %s", err, strings.TrimSpace(string(out)))
+		if out, trouble, err := output(python); err != nil {
+			return fmt.Errorf("compile Python's modules: %w: %s%s", err, out, trouble)
 		}
 		return nil
 	}

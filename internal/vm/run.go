@@ -9,12 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 )
 
 //go:embed guest/init.sh
@@ -29,29 +29,34 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	version, err := Prepare(ctx, cmp.Or(o.Kernel, "new"), nil)
+	kernel := cmp.Or(o.Kernel, "new")
+	if err := Validate(kernel, o.NIC); err != nil {
+		return 0, err
+	}
+	version, err := Prepare(ctx, kernel, o.Progress)
 	if err != nil {
 		return 0, err
 	}
-	job, err := os.MkdirTemp("", "xroce-vm-")
+	job, remove, err := TempDir(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(job)
+	defer remove()
 	if err := fillJob(job, o); err != nil {
 		return 0, err
 	}
-	initramfs, err := makeInitramfs(tree(filepath.Join(cache, "root")), filepath.Join(cache, "kernels", version, "modules", version))
+	initramfs, err := makeInitramfs(rootTree(cache), filepath.Join(cache, "kernels", version, "modules", version))
 	if err != nil {
 		return 0, err
 	}
 	if err := os.WriteFile(filepath.Join(job, "initramfs"), initramfs, 0o644); err != nil {
 		return 0, err
 	}
-	limited := ctx
+	limited, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	if o.Limit > 0 {
 		var cancel func()
-		limited, cancel = context.WithTimeoutCause(ctx, o.Limit, ErrLimit)
+		limited, cancel = context.WithTimeoutCause(limited, o.Limit, ErrLimit)
 		defer cancel()
 	}
 	output, input, err := os.Pipe()
@@ -63,20 +68,24 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 	var trouble strings.Builder
 	cmd.Stderr = &trouble
 	cmd.ExtraFiles = []*os.File{input} // descriptor 3
-	cmd.WaitDelay = 5 * time.Second
-	err = cmd.Start()
+	err = start(cmd)
 	input.Close()
 	if err != nil {
 		return 0, fmt.Errorf("QEMU: %w", err)
 	}
 	_, copyErr := io.Copy(cmp.Or[io.Writer](o.Output, io.Discard), output)
+	if copyErr != nil {
+		// Nobody reads the pipe any more, and QEMU would wait for that.
+		copyErr = fmt.Errorf("output of the script: %w", copyErr)
+		end(copyErr)
+	}
 	err = cmd.Wait()
 	console, _ := os.ReadFile(filepath.Join(job, "console"))
 	if o.Console != nil {
 		_, _ = o.Console.Write(console)
 	}
 	if o.Results != "" {
-		if err := os.CopyFS(o.Results, os.DirFS(filepath.Join(job, "share/results"))); err != nil {
+		if err := copyResults(filepath.Join(job, "share/results"), o.Results); err != nil {
 			return 0, fmt.Errorf("results: %w", err)
 		}
 	}
@@ -87,7 +96,28 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 		err = context.Cause(limited)
 	}
 	return 0, fmt.Errorf("the machine with kernel %s ended without a status: %w", version,
-		errors.Join(err, copyErr, errorText(trouble.String()), errorText("the end of its console: "+tail(console, 30))))
+		errors.Join(err, errorText(trouble.String()), errorText("the end of its console: "+tail(console, 30))))
+}
+
+// copyResults copies a folder into another one, over the files that it has already.
+func copyResults(from, to string) error {
+	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(filepath.Join(to, name)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return os.CopyFS(to, os.DirFS(from))
 }
 
 func errorText(s string) error {
@@ -161,11 +191,12 @@ func copyFile(from, to string) error {
 
 // qemu is the command of a machine. Descriptor 3 takes the output of the script.
 func qemu(ctx context.Context, cache, version, job string, o Options) *exec.Cmd {
-	tools := tree(filepath.Join(cache, "tools"))
+	tools := toolsTree(cache)
 	kernel := filepath.Join(cache, "kernels", version)
 	folder := func(name, path, options string) []string {
 		return []string{
-			"-fsdev", "local,id=" + name + ",security_model=none,path=" + path + options,
+			// QEMU takes two commas for one that separates nothing.
+			"-fsdev", "local,id=" + name + ",security_model=none,path=" + strings.ReplaceAll(path, ",", ",,") + options,
 			"-device", "virtio-9p-pci,fsdev=" + name + ",mount_tag=" + name,
 		}
 	}
@@ -183,7 +214,7 @@ func qemu(ctx context.Context, cache, version, job string, o Options) *exec.Cmd 
 		"-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
 	}
 	args = append(args, accelerator()...)
-	args = append(args, folder("root", filepath.Join(cache, "root"), ",readonly=on")...)
+	args = append(args, folder("root", string(rootTree(cache)), ",readonly=on")...)
 	args = append(args, folder("modules", filepath.Join(kernel, "modules"), ",readonly=on")...)
 	args = append(args, folder("job", filepath.Join(job, "share"), "")...)
 	args = append(args, nics(o.NIC)...)

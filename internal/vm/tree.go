@@ -19,25 +19,30 @@ const multiarch = "usr/lib/x86_64-linux-gnu"
 // distribution of this machine is.
 type tree string
 
-// make fills the tree with packages of the suite and all that they depend on, unless it has them already. finish
-// completes it.
-func (t tree) make(ctx context.Context, suite string, packages []string, finish func(tree) error) error {
-	stamp := filepath.Join(string(t), ".packages")
-	want := suite + " " + strings.Join(packages, " ") + "\n"
-	if have, _ := os.ReadFile(stamp); string(have) == want {
+// make makes the tree of packages and all that they depend on, unless it is there. finish completes it.
+func (t tree) make(ctx context.Context, what string, packages []string, finish func(tree) error, progress func(string)) error {
+	if exists(string(t)) {
 		return nil
 	}
-	a, err := openApt(ctx, filepath.Dir(string(t)), suite)
+	progress("fetch " + what + " of " + Suite)
+	work, remove, err := TempDir(ctx)
 	if err != nil {
 		return err
 	}
-	archives := string(t) + ".archives"
-	defer os.RemoveAll(archives)
-	files, err := a.closure(ctx, archives, packages...)
+	defer remove()
+	a, err := openApt(ctx, filepath.Dir(string(t)), Suite, progress)
 	if err != nil {
 		return err
 	}
-	fresh := tree(string(t) + ".new")
+	var files []string
+	err = a.withLists(ctx, func() (err error) {
+		files, err = a.closure(ctx, filepath.Join(work, "archives"), packages...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	fresh := tree(filepath.Join(work, "tree"))
 	if err := fresh.unpack(ctx, files); err != nil {
 		return err
 	}
@@ -46,10 +51,7 @@ func (t tree) make(ctx context.Context, suite string, packages []string, finish 
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(string(fresh), ".packages"), []byte(want), 0o644); err != nil {
-		return err
-	}
-	return errors.Join(os.RemoveAll(string(t)), os.Rename(string(fresh), string(t)))
+	return publish(string(fresh), string(t))
 }
 
 // unpack makes the tree anew of packages.
@@ -69,18 +71,21 @@ func (t tree) unpack(ctx context.Context, files []string) error {
 		unpack := exec.CommandContext(ctx, "tar", "-x", "-C", string(t), "--keep-directory-symlink", "--no-same-owner",
 			"--exclude=./usr/share/doc/*", "--exclude=./usr/share/man/*", "--exclude=./usr/share/locale/*", "--exclude=./usr/share/info/*")
 		read := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", file)
-		var trouble bytes.Buffer
-		unpack.Stderr, read.Stderr = &trouble, &trouble
+		var trouble [2]bytes.Buffer // a buffer takes one writer
+		unpack.Stderr, read.Stderr = &trouble[0], &trouble[1]
 		pipe, err := read.StdoutPipe()
 		if err != nil {
 			return err
 		}
 		unpack.Stdin = pipe
-		if err := read.Start(); err != nil {
+		if err := start(read); err != nil {
 			return err
 		}
-		if err := errors.Join(unpack.Run(), read.Wait()); err != nil {
-			return fmt.Errorf("unpack %s: %w: %s", filepath.Base(file), err, trouble.String())
+		err = run(unpack)
+		// If tar has not read to the end, nobody will, and dpkg-deb must not wait for it.
+		pipe.Close()
+		if err := errors.Join(err, read.Wait()); err != nil {
+			return fmt.Errorf("unpack %s: %w: %s%s", filepath.Base(file), err, &trouble[0], &trouble[1])
 		}
 	}
 	return nil
@@ -102,8 +107,8 @@ func (t tree) command(ctx context.Context, program string, args ...string) *exec
 }
 
 func (t tree) run(ctx context.Context, program string, args ...string) error {
-	if out, err := t.command(ctx, program, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(out))
+	if _, trouble, err := output(t.command(ctx, program, args...)); err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, trouble)
 	}
 	return nil
 }

@@ -16,6 +16,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -29,20 +32,43 @@ var Kernels = map[string]string{
 	"new":  "trixie-backports",
 }
 
+// NICs are the models of network devices that guests have drivers for.
+var NICs = []string{"virtio", "igb", "e1000e", "vmxnet3"}
+
+// Validate says whether a kernel and a model of network devices, which may be empty, can be had, without fetching anything.
+func Validate(kernel, nic string) error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("the virtual machine is made of programs for amd64, which a machine of %s does not run", runtime.GOARCH)
+	}
+	cache, err := Cache()
+	if err != nil {
+		return err
+	}
+	_, named := Kernels[kernel]
+	if !named && (kernel == "" || kernel != filepath.Base(kernel) || !exists(filepath.Join(cache, "kernels", kernel, "vmlinuz"))) {
+		return fmt.Errorf("no kernel %q: there are 6.1, 6.12, new, and versions prepared before", kernel)
+	}
+	if model, _, _ := strings.Cut(nic, ","); nic != "" && !slices.Contains(NICs, model) {
+		return fmt.Errorf("no network device %q: there are %s", model, strings.Join(NICs, ", "))
+	}
+	return nil
+}
+
 // Options of a run.
 type Options struct {
-	Kernel  string   // one of Kernels, or the version of one that was prepared; "new" by default
-	Script  string   // file with the script, for bash
-	Args    []string // of the script
-	Files   []string // files and folders that the guest has in /host
-	Results string   // folder for what the script leaves in /results; nothing is kept by default
-	NIC     string   // two network devices back to back, eth0 and eth1, of this model: "virtio" or another one of QEMU's, with properties
-	CPUs    int      // 2 by default
-	Memory  string   // "2G" by default
-	Append  string   // to the kernel's command line
-	Limit   time.Duration
-	Output  io.Writer // of the script
-	Console io.Writer // of the kernel; where a run fails its end is part of the error in any case
+	Kernel   string   // one of Kernels, or the version of one that was prepared; "new" by default
+	Script   string   // file with the script, for bash
+	Args     []string // of the script
+	Files    []string // files and folders that the guest has in /host
+	Results  string   // folder for what the script leaves in /results; nothing is kept by default
+	NIC      string   // two network devices back to back, eth0 and eth1, of this model: one of NICs, with properties of QEMU's ("virtio,mq=on")
+	CPUs     int      // 2 by default
+	Memory   string   // "2G" by default
+	Append   string   // to the kernel's command line
+	Limit    time.Duration
+	Output   io.Writer    // of the script
+	Progress func(string) // hears what takes a while before the machine boots; may be nil
+	Console  io.Writer    // of the kernel; where a run fails its end is part of the error in any case
 }
 
 // Cache is the folder that holds what was fetched: $XROCE_VM or, without it, xroce-vm in the user's cache folder.

@@ -34,9 +34,6 @@ type queue struct {
 	closing  *atomic.Bool
 	received [receiveBatch]xsk.Frame
 
-	// published counts the calls of Publish that left something to kick, taken is how many of them the kernel is known to have taken
-	// the frames of. Pending is asked with every poll, so it does not look into the socket, which might be closed meanwhile.
-	published, taken atomic.Uint32
 	// refilled asks the next Kick to see whether the driver waits for receive buffers, which happens in
 	// zero copy only.
 	refilled atomic.Bool
@@ -79,7 +76,6 @@ func (q *queue) Renew() {
 	q.counted = append(q.counted, next)
 	q.owners = errors.Join(q.owners, owners)
 	q.socket.Store(next)
-	q.taken.Store(q.published.Load()) // what the old socket had is lost
 	q.mu.Unlock()
 	q.closers.Go(func() { _ = q.retire(old) })
 }
@@ -133,15 +129,10 @@ func (q *queue) Publish() {
 	socket := q.socket.Load()
 	socket.Reap()
 	socket.Publish()
-	if socket.KickPending() {
-		q.published.Add(1)
-	}
 }
 
-func (q *queue) Pending() bool { return q.published.Load() != q.taken.Load() || q.refilled.Load() }
+func (q *queue) Pending() bool { return q.socket.Load().KickPending() || q.refilled.Load() }
 
-// Kick leaves what is published meanwhile pending. If two callers meet, what is sent may stay pending, too: the next call
-// finds nothing to do.
 func (q *queue) Kick() error {
 	socket := q.socket.Load()
 	if q.refilled.Load() && q.refilled.Swap(false) {
@@ -149,11 +140,7 @@ func (q *queue) Kick() error {
 			return q.explain(err)
 		}
 	}
-	published := q.published.Load()
 	result, err := socket.Kick()
-	if !socket.KickPending() {
-		q.taken.Store(published)
-	}
 	switch {
 	case err != nil:
 		return q.explain(err)

@@ -75,20 +75,37 @@ func (g *guest) watchEmulator() func() (*disturbance, error) {
 	}
 }
 
+// readEmulator asks the filters before and after the emulators, and again until nothing has passed in between: duplicates are a difference of
+// their counters.
 func readEmulator(loss string) (d disturbance, err error) {
-	var texts [3][]byte
-	for i, args := range [][]string{{"qdisc", "show"}, {"filter", "show", "dev", "v0", "egress"}, {"filter", "show", "dev", "v0", "ingress"}} {
-		if texts[i], err = exec.Command("tc", append([]string{"-s", "-j"}, args...)...).Output(); err != nil {
-			return d, fmt.Errorf("tc %s: %w", args, err)
+	const egress, qdiscs, ingress = 0, 2, 1
+	commands := [][]string{
+		egress: {"filter", "show", "dev", "v0", "egress"}, ingress: {"filter", "show", "dev", "v0", "ingress"}, qdiscs: {"qdisc", "show"},
+	}
+	commands = append(commands, commands[egress], commands[ingress])
+	for range 50 {
+		var texts [5][]byte
+		for i, args := range commands {
+			if texts[i], err = exec.Command("tc", append([]string{"-s", "-j"}, args...)...).Output(); err != nil {
+				return d, fmt.Errorf("tc %s: %w", args, err)
+			}
+		}
+		before, err := parseEmulator(loss, texts[qdiscs], texts[egress], texts[ingress])
+		if err != nil {
+			return d, err
+		}
+		if d, err = parseEmulator(loss, texts[qdiscs], texts[3+egress], texts[3+ingress]); err != nil || d == before || loss != losses[3] {
+			return d, err
 		}
 	}
-	return parseEmulator(loss, texts[0], texts[1], texts[2])
+	return d, errors.New("packets come to the network emulator all the time")
 }
 
 // parseEmulator takes the counters from what tc says. Netem counts what it drops, and as a requeue what it sends ahead
-// (net/sched/sch_netem.c). Duplicates have no counter: they are how many more packets it has sent than came to the filter in front of it.
+// (net/sched/sch_netem.c). Duplicates have no counter: they are how many more packets it has sent, or
+// still has, than came to the filter in front of it.
 func parseEmulator(loss string, qdiscs, egress, ingress []byte) (d disturbance, err error) {
-	type counters struct{ Packets, Drops, Requeues int }
+	type counters struct{ Packets, Drops, Requeues, Qlen int }
 	var all []struct {
 		counters
 		Kind, Dev string
@@ -122,7 +139,7 @@ func parseEmulator(loss string, qdiscs, egress, ingress []byte) (d disturbance, 
 			}
 			found++
 			x.into.Packets = came
-			x.into.Changed = map[string]int{losses[1]: q.Drops, losses[2]: q.Requeues, losses[3]: q.Packets - came}[loss]
+			x.into.Changed = map[string]int{losses[1]: q.Drops, losses[2]: q.Requeues, losses[3]: q.Packets + q.Qlen - came}[loss]
 		}
 		if found != 1 || filtered != 1 {
 			return d, fmt.Errorf("tc tells of %d network emulators at %s and of %d filters in front of it: %s %s", found, x.device, filtered, qdiscs, x.filter)

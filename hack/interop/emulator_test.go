@@ -15,7 +15,7 @@ const (
 	qdiscsText = `[{"kind":"noqueue","dev":"lo","packets":7,"drops":7,"requeues":7},
 {"kind":"netem","dev":"v0","root":true,"options":{"limit":10000},"bytes":25424,"packets":260,"drops":20,"overlimits":0,"requeues":59},
 {"kind":"clsact","dev":"v0","parent":"ffff:fff1","options":{},"packets":1255,"drops":9,"requeues":9},
-{"kind":"netem","dev":"ifb0","root":true,"options":{},"packets":333,"drops":21,"requeues":69}]`
+{"kind":"netem","dev":"ifb0","root":true,"options":{},"packets":330,"drops":21,"requeues":69,"backlog":300,"qlen":3}]`
 	filterText = `[{"protocol":"all","kind":"matchall","chain":0},{"protocol":"all","kind":"matchall","chain":0,"options":{"handle":1,"rule_hit":607,
 "actions":[{"order":1,"kind":"gact","stats":{"bytes":59198,"packets":%d,"drops":0,"overlimits":0,"requeues":0}}]}}]`
 )

@@ -62,7 +62,8 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 
 // warnWhenDropped makes the log tell of a registration that has not ended and that nobody can end any more. Its buffer stays
 // registered, and valid, until the device is closed. The warning does not refer to the region: that leads to the device, and
-// an MR that the device leads to in turn, by its clock say, would never be collected.
+// an MR that the device leads to in turn, by its clock say, would never be collected. Nor is one whose own buffer leads to it, such as an array
+// in the struct that has the MR; then there is no warning.
 func (m *MR) warnWhenDropped(key uint32, bytes uint64) {
 	m.warning = runtime.AddCleanup(m, func(device string) {
 		slog.Warn("xroce: memory region dropped without Dereg", "device", device,

@@ -23,7 +23,7 @@ import (
 
 type commandLine struct {
 	Run    runCommand    `cmd:"" default:"withargs" help:"Run the matrix in a virtual machine (the default)."`
-	Report reportCommand `cmd:"" help:"Make docs/interop.md of the results that runs have left."`
+	Report reportCommand `cmd:"" help:"Make docs/interop.md of the results that runs have left, of those kernels and devices alone."`
 	Guest  guestCommand  `cmd:"" hidden:"" help:"Within the machine."`
 	Peer   peerCommand   `cmd:"" hidden:"" help:"The end made of xroce."`
 
@@ -34,7 +34,7 @@ func main() {
 	ctx, stop := vm.Interruptible()
 	defer stop()
 	var c commandLine
-	parsed := kong.Parse(&c, kong.Name("interop"), kong.Description("xroce and rdma_rxe, cell by cell."), kong.UsageOnError(),
+	parsed := kong.Parse(&c, kong.Name("interop"), kong.Description("xroce and rdma_rxe, cell by cell."),
 		kong.Exit(vm.ExitUsage), kong.BindTo(ctx, (*context.Context)(nil)))
 	if err := parsed.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "interop:", err)

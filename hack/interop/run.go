@@ -52,7 +52,8 @@ func (c *runCommand) Validate() error {
 
 // Run boots a machine for each kernel. A machine that fails does not keep the others from running.
 func (c *runCommand) Run(ctx context.Context) error {
-	bad := 0
+	begin := time.Now()
+	count := map[string]int{}
 	var trouble []error
 	for _, kernel := range c.Kernels {
 		r, err := c.boot(ctx, kernel)
@@ -64,17 +65,17 @@ func (c *runCommand) Run(ctx context.Context) error {
 		}
 		if r != nil {
 			for _, x := range r.Results {
-				if x.Outcome == fails {
-					bad++
-				}
+				count[x.Outcome]++
 			}
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	if bad > 0 {
-		trouble = append(trouble, fmt.Errorf("%d cells fail, see %s", bad, c.Keep))
+	fmt.Printf("%d %s, %d %s, %d %s, %d %s in %v; results, logs and captures: %s\n", count[works], works, count[refused], refused,
+		count[fault], fault, count[fails], fails, time.Since(begin).Round(time.Second), c.Keep)
+	if count[fails] > 0 {
+		trouble = append(trouble, fmt.Errorf("%d cells fail, see %s", count[fails], c.Keep))
 	}
 	return errors.Join(trouble...)
 }

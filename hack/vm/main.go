@@ -48,7 +48,7 @@ func main() {
 	ctx, stop := vm.Interruptible()
 	defer stop()
 	var c commandLine
-	parsed := kong.Parse(&c, kong.Name("vm"), kong.Description("A virtual machine with rdma_rxe, for scripts."), kong.UsageOnError(),
+	parsed := kong.Parse(&c, kong.Name("vm"), kong.Description("A virtual machine with rdma_rxe, for scripts."),
 		kong.Exit(vm.ExitUsage))
 	status, err := 0, error(nil)
 	if parsed.Selected().Name == "run" {

@@ -172,6 +172,14 @@ func (g *guest) captured(both bool) (packets []dissected, err error) {
 	return readPackets()
 }
 
+// packetsSoFar are all packets in the capture that runs.
+func (g *guest) packetsSoFar() ([]dissected, error) {
+	if err := g.capture.sync(); err != nil {
+		return nil, err
+	}
+	return readPackets()
+}
+
 // readPackets are all packets in the capture.
 func readPackets() (packets []dissected, err error) {
 	err = eachFrame(captureFile, func(frame []byte) error {

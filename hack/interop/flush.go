@@ -59,10 +59,7 @@ func (g *guest) provokeFlush(requester *end) error {
 	if err != nil {
 		return err
 	}
-	if err := g.capture.sync(); err != nil {
-		return err
-	}
-	packets, err := readPackets()
+	packets, err := g.packetsSoFar()
 	if err != nil {
 		return err
 	}

@@ -172,10 +172,7 @@ func (g *guest) padNotCovered(operation string, family int) error {
 	if err := do(step{g.right, command{Do: "check", Pieces: all}}); err != nil {
 		return err
 	}
-	if err := g.capture.sync(); err != nil {
-		return err
-	}
-	packets, err := readPackets()
+	packets, err := g.packetsSoFar()
 	if err != nil {
 		return err
 	}
@@ -205,10 +202,7 @@ func (g *guest) padNotCovered(operation string, family int) error {
 // answerTo waits for the answer of an end to the PSN: a packet of that opcode which says that all is well, and no more than that.
 func (g *guest) answerTo(sender, opcode byte, psn uint32) (d dissected, err error) {
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
-		if err := g.capture.sync(); err != nil {
-			return d, err
-		}
-		packets, err := readPackets()
+		packets, err := g.packetsSoFar()
 		if err != nil {
 			return d, err
 		}

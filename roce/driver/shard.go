@@ -96,6 +96,8 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 		device: d, index: index, queue: q,
 		user: user, engine: transport.NewEngine(user),
 	}
+	count, size := d.link.ReceiveBuffers()
+	s.engine.SetBuffers(transport.Buffers{Count: count, Size: size})
 	s.place.shard = s
 	s.inboxes.Store(new([]*inbox))
 	return s, s.background.init(d.options.Manual)

@@ -149,6 +149,9 @@ type Device interface {
 	// MaximumFrame is the longest frame in bytes, Ethernet header included, that fits into the buffers of the
 	// queues, whatever the MTU of the network device is.
 	MaximumFrame() int
+	// ReceiveBuffers is how many buffers each queue has for frames that nobody has received yet, and how many bytes of a frame
+	// one of them takes: a longer frame takes several.
+	ReceiveBuffers() (count, size int)
 	// Addresses returns the unicast addresses that the network device has right now, in a stable
 	// order. The device's GID table is this list.
 	Addresses() ([]netip.Addr, error)

@@ -160,6 +160,7 @@ func (q *QP) progress(una uint64) {
 		return
 	}
 	q.window.acknowledged(una - r.una)
+	q.flying.flight.acknowledged(q, una-r.una)
 	r.roundTrip.acknowledged(q.engine.now, una)
 	r.una = una
 	r.retries, r.rnrRetries = 0, 0
@@ -169,6 +170,7 @@ func (q *QP) progress(una uint64) {
 		r.cursor = una
 		r.seekCurrent()
 	}
+	q.settle()
 	answered := 0
 	for answered < r.answerCount && r.answers[answered] <= una {
 		answered++
@@ -374,6 +376,7 @@ func (q *QP) enterError() {
 	entered := q.state != StateError
 	q.setState(StateError)
 	q.stopTimer()
+	q.settle()
 	q.engine.Ready(q) // the responder may have a last word
 	q.flush()
 	if entered && q.config.SharedReceive {

@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"math"
+
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 )
@@ -49,6 +51,9 @@ type Engine struct {
 	readyHead, readyTail *QP
 
 	timers   timerHeap
+	buffers  Buffers
+	flights  map[roce.GID]*flight // by peer
+	lines    *flight              // the flights in which QPs wait
 	counters Counters
 
 	tap     Tap     // or nil
@@ -129,9 +134,12 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		qp := e.popReady()
 		n, more := qp.emit(transmit, min(quantum, budget-sent))
 		sent += n
+		if more {
+			e.Ready(qp)
+		}
+		qp.visited()
 		switch {
 		case more:
-			e.Ready(qp)
 			if n == 0 && stuck == nil {
 				stuck = qp
 			}
@@ -144,15 +152,17 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 
 // NextDeadline is when Expire has something to do at the earliest. It may be early, never late.
 func (e *Engine) NextDeadline() (Time, bool) {
-	if len(e.timers) == 0 {
-		return 0, false
+	deadline := e.lineDeadline()
+	if len(e.timers) > 0 {
+		deadline = min(deadline, e.timers[0].timer.at)
 	}
-	return e.timers[0].timer.at, true
+	return deadline, deadline != math.MaxInt64
 }
 
 // Expire fires the deadlines that have passed.
 func (e *Engine) Expire(now Time) {
 	e.now = now
+	e.expireLines()
 	for len(e.timers) > 0 && e.timers[0].timer.at <= now {
 		qp := e.timers[0]
 		switch {
@@ -180,6 +190,7 @@ func (e *Engine) Release(qp *QP) {
 	if qp.timer.queued {
 		e.timers.remove(qp)
 	}
+	e.leaveFlight(qp)
 	if !qp.ready {
 		return
 	}
@@ -207,5 +218,6 @@ func (e *Engine) Adopt(qp *QP) {
 	if qp.timer.deadline != 0 {
 		qp.setTimer(qp.timer.deadline)
 	}
+	e.joinFlight(qp)
 	e.Ready(qp)
 }

@@ -62,6 +62,7 @@ type QP struct {
 	ready     bool
 	readyNext *QP
 	timer     timer
+	flying    flying
 
 	requester requester
 	responder responder
@@ -178,6 +179,7 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 		q.requester.start(q.attrs.MaxRDAtomic)
 		q.window.start(q.config.Window)
 		q.setState(StateRTS)
+		q.engine.joinFlight(q)
 		q.engine.Ready(q)
 	case to == StateRTS:
 		q.setState(StateRTS) // from SQD: go on
@@ -198,6 +200,8 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 func (q *QP) reconfigure(mask AttributeMask) {
 	if mask&MaskAV != 0 {
 		q.template = roce.NewHeaderTemplate(q.attrs.Path)
+		q.engine.leaveFlight(q)
+		q.engine.joinFlight(q)
 	}
 	if mask&MaskMaxRDAtomic != 0 {
 		q.requester.answers = make([]uint64, q.attrs.MaxRDAtomic)

@@ -244,6 +244,10 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 	if inFlight >= q.window.size {
 		return 0
 	}
+	permitted, asked := q.takeOff(1)
+	if !permitted {
+		return 0
+	}
 	index := r.cursor - w.first
 	offset := index * q.mtu
 	payload := min(q.mtu, w.length-offset)
@@ -251,7 +255,7 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 	opcode := messageOpcode(w.wr.Opcode, index == 0, last)
 	// Without the bit at the end of the window the sender would wait for an answer to a question that it
 	// never asked; on a resend it brings the earliest possible news.
-	ask := last || r.sinceAck+1 >= q.window.ackInterval() || inFlight+1 >= q.window.size ||
+	ask := last || asked || r.sinceAck+1 >= q.window.ackInterval() || inFlight+1 >= q.window.size ||
 		r.recovering && r.cursor == r.recoverFrom
 	p := q.layOut(buffer, roce.BTHFields{
 		Opcode:     opcode,
@@ -279,6 +283,7 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 		r.sinceAck = 0
 	}
 	q.advance(w, 1)
+	q.flying.took(int(payload))
 	return q.seal(p)
 }
 
@@ -296,6 +301,9 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 		q.stopAt(w, queue.WCLocQPOpErr)
 		return 0
 	case r.answerCount >= len(r.answers), inFlight > 0 && inFlight+packets > q.window.size:
+		return 0
+	}
+	if permitted, _ := q.takeOff(packets); !permitted {
 		return 0
 	}
 	payload := 0
@@ -336,6 +344,7 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 	r.answerCount++
 	r.sinceAck = 0
 	q.advance(w, packets)
+	q.flying.took(int(reth.Length))
 	return q.seal(p)
 }
 
@@ -355,6 +364,7 @@ func (q *QP) advance(w *work, packets uint64) {
 	}
 	r.cursor += packets
 	r.next = max(r.next, r.cursor)
+	q.settle()
 	if r.cursor == w.end() {
 		r.seekCurrent() // in a resend also past local operations: they were executed
 	}

@@ -28,12 +28,14 @@ func (q *QP) rewind() {
 	}
 	r.sinceAck = 0
 	r.roundTrip.abandon()
+	q.settle()
 	q.engine.Ready(q)
 }
 
 // recover resends from the oldest packet that was not acknowledged, unless that is under way already.
 func (q *QP) recover() {
 	r := &q.requester
+	q.flying.renew()
 	if r.recovering && r.recoverFrom == r.una {
 		return
 	}
@@ -56,6 +58,7 @@ func (q *QP) resend() {
 	r.recovering, r.recoverFrom = true, r.una
 	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
 	q.window.lost()
+	q.flying.flight.lost()
 	q.rewind()
 	q.stopTimer()
 	q.startAckTimer()
@@ -75,7 +78,9 @@ func (q *QP) waitRNR(syndrome roce.Syndrome) {
 		}
 		r.rnrRetries++
 	}
+	q.flying.renew()
 	q.rewind()
+	q.window.refused()
 	r.waitingRNR = true
 	r.recovering = false
 	q.setTimer(q.engine.now + Time(roce.RNRTimer(syndrome.Value())/time.Nanosecond))

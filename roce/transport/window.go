@@ -5,8 +5,8 @@ package transport
 // window doubles per round trip until the first loss, then grows by a frame per round trip, and halves with each loss:
 // additive increase, multiplicative decrease (RFC 5681), counted in frames.
 type window struct {
-	size, limit, threshold uint64
-	credit                 uint64 // acknowledged frames that did not yet add up to a larger window
+	size, limit, threshold, least uint64
+	credit                        uint64 // acknowledged frames that did not yet add up to a larger window
 }
 
 const (
@@ -16,6 +16,9 @@ const (
 
 	// Not measured: half of the largest, and just enough for a lost packet to be noticed by those behind it.
 	initialWindow = 32
+
+	// minimumWindow is what is left of it after losses, and what is sent to a peer without a receive until it has one: so few that
+	// little is wasted, and enough for the next loss to be seen by what comes behind it. Not measured.
 	minimumWindow = 4
 )
 
@@ -23,6 +26,7 @@ func (w *window) start(limit int) {
 	w.limit = uint64(limit)
 	w.size = min(initialWindow, w.limit)
 	w.threshold = w.limit
+	w.least = min(minimumWindow, w.limit)
 	w.credit = 0
 }
 
@@ -41,10 +45,14 @@ func (w *window) acknowledged(n uint64) {
 
 // lost halves the window.
 func (w *window) lost() {
-	w.threshold = max(w.size/2, min(minimumWindow, w.limit))
+	w.threshold = max(w.size/2, w.least)
 	w.size = w.threshold
 	w.credit = 0
 }
+
+// refused makes the window small, because the peer takes nothing of what is in flight for lack of a receive. It was no loss, so
+// the window grows back as from the start.
+func (w *window) refused() { w.size = min(w.size, minimumWindow) }
 
 // ackInterval is how many packets may go without asking for an acknowledgement: often enough that the window
 // opens in steps of a quarter.

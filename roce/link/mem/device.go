@@ -104,6 +104,9 @@ func (d *Device) MTU() (int, error) {
 // MaximumFrame implements link.Device.
 func (d *Device) MaximumFrame() int { return bufferSize }
 
+// ReceiveBuffers implements link.Device.
+func (d *Device) ReceiveBuffers() (count, size int) { return d.options.ReceiveFrames, bufferSize }
+
 // Addresses implements link.Device.
 func (d *Device) Addresses() ([]netip.Addr, error) {
 	d.network.mu.Lock()

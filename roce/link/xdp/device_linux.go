@@ -261,6 +261,14 @@ func (d *Device) MaximumFrame() int {
 	return maximumFrame(d.obtained.multiBuffer)
 }
 
+// ReceiveBuffers is the number of chunks of each queue for receiving, and what a frame may fill of one.
+func (d *Device) ReceiveBuffers() (count, size int) {
+	if count = d.options.ReceiveFrames; count == 0 {
+		count = xsk.DefaultReceiveFrames
+	}
+	return count, chunkSize - receiveReserve
+}
+
 // Addresses asks for the unicast addresses of the network device: ascending, IPv4 before IPv6, link-local ones
 // last and without a zone. IPv6 addresses found to be duplicates are left out. It needs no call for packets to
 // new addresses to be delivered, nor for those to removed ones to stop.

@@ -1,0 +1,359 @@
+package transport
+
+// A flight is what an engine has in flight towards one peer, of all its queue pairs with that peer together. Each of them has a
+// window of its own, but it is the sum that has to fit into the receive buffers at either end: requests wait in the
+// peer's, responses to READs in the own ones.
+//
+// Way of a request packet: its queue pair asks takeOff. While there is room and nobody waits, it goes. Else the queue pair
+// joins the end of a line. Whenever there is room the first one of the line gets a turn of so many bytes, and joins the end again if
+// it has more. Answers, and packets without which a queue pair would never hear of what it has in flight, do not
+// wait.
+//
+// What was lost holds no room for long. A queue pair that has frames out and has heard nothing for one to two generations is not
+// counted any more and gets no turn, only its resends go: so those whose peer has ended do not hold up the others. If nobody has heard
+// anything for a generation, most likely the device of the peer is gone, and so that all find that out soon the room
+// counts as empty, and a turn is a single packet.
+//
+// Losses of several queue pairs at once halve the room, and acknowledgements give it back: so several senders that meet at one
+// device share its buffers.
+
+import (
+	"math"
+	"time"
+
+	"github.com/xroce/xroce/roce"
+)
+
+// Buffers are the receive buffers of a queue of a device.
+type Buffers struct {
+	Count int
+	Size  int // bytes of a frame that one takes
+}
+
+const (
+	// roomNumerator / roomDenominator is the part of the receive buffers that a flight may fill. The peer is taken to have as many
+	// as this end. At most half can be for requests, since the responses to the peer's own READs come in there, too; an
+	// eighth stays for acknowledgements. With the defaults it is 192 frames of path MTU 4096, and from 64 on no more are faster.
+	roomNumerator, roomDenominator = 3, 8
+
+	// leastRoom is where a loss does not shrink the room any further, in buffers: enough for one queue pair to keep going.
+	leastRoom = 32
+
+	// lossesPerRoom is which part of the room has to be as many losses until it shrinks: a loss for 32 buffers that are acknowledged.
+	// Buffers that overflow lose frames of nearly all queue pairs. A network that loses one packet of a hundred loses less, and
+	// a smaller room would not help.
+	lossesPerRoom = 32
+
+	// A turn in the line ends with so many bytes, or so many packets if they are short. 64 KiB are 16 packets of path MTU
+	// 4096, a quantum.
+	turnBytes   = quantum * 4096
+	turnPackets = DefaultWindow
+
+	// generation is how long frames are surely counted: above the round trip through full rings (some ms), and below the usual
+	// ACK timeout of 67 ms. While nothing is heard at all it is longer: the peer may only be busy. They are not measured.
+	generation       = Time(10 * time.Millisecond)
+	silentGeneration = Time(20 * time.Millisecond)
+)
+
+type flight struct {
+	engine  *Engine
+	peer    roce.GID
+	members int
+
+	room   window    // in buffers
+	used   [2]uint64 // buffers in flight, of the present generation and of the one before, by its lowest bit
+	round  uint64    // buffers acknowledged in this round, which ends when it is as many as there is room for
+	losses int       // of this round
+
+	age   uint64 // number of the present generation
+	until Time   // when it ends, while there is a line
+	// heard says that something was acknowledged in this generation, and silent that nothing was in the last one.
+	heard, silent bool
+
+	head, tail *QP     // the line, linked through QP.flying
+	next, last *flight // among the engine's flights with a line
+}
+
+// flying is a queue pair's part in a flight.
+type flying struct {
+	flight  *flight // nil on loopback, and where nothing is sent
+	buffers uint64  // that one packet takes
+	held    uint64  // buffers that are counted for it
+	age     uint64  // the generation in which they are counted
+	since   uint64  // the generation in which it heard something, or began to have something in flight
+
+	inLine     bool
+	refused    bool   // takeOff has said no in this visit
+	need       uint64 // buffers that it was asked for then
+	bytes      int    // of the turn so far
+	packets    int
+	ahead, aft *QP // in the line
+}
+
+// SetBuffers tells the receive buffers of the engine's queue, which the QPs that go to RTS from now on share. Without
+// them each QP has its window, and nothing is shared.
+func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
+
+// joinFlight makes a QP one of those that share the way to its peer.
+func (e *Engine) joinFlight(q *QP) {
+	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTS || q.flying.flight != nil {
+		return
+	}
+	peer := q.attrs.Path.Destination
+	f := e.flights[peer]
+	if f == nil {
+		f = &flight{engine: e, peer: peer}
+		limit := uint64(e.buffers.Count) * roomNumerator / roomDenominator
+		f.room = window{size: limit, limit: limit, threshold: limit, least: min(leastRoom, limit)}
+		if e.flights == nil {
+			e.flights = make(map[roce.GID]*flight)
+		}
+		e.flights[peer] = f
+	}
+	f.members++
+	// The longest packet: an extension header of at most 28 bytes (AtomicETH) has no payload, one of 20 (RETH and immediate data) does.
+	const extension = roce.RETHLength + roce.ImmDtLength
+	length := uint64(q.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
+	size := uint64(e.buffers.Size)
+	q.flying = flying{flight: f, buffers: (length + size - 1) / size}
+	q.settle()
+}
+
+// leaveFlight takes a QP out, with what it has in flight.
+func (e *Engine) leaveFlight(q *QP) {
+	f := q.flying.flight
+	if f == nil {
+		return
+	}
+	f.exit(q)
+	f.count(q, 0)
+	q.flying = flying{}
+	f.callNext()
+	if f.members--; f.members == 0 {
+		delete(e.flights, f.peer)
+	}
+}
+
+// settle counts what a QP has in flight now. It is called whenever that has changed.
+func (q *QP) settle() {
+	f := q.flying.flight
+	if f == nil {
+		return
+	}
+	r := &q.requester
+	buffers := uint64(0)
+	if q.sends() && !f.stale(&q.flying) {
+		buffers = (r.cursor - r.una) * q.flying.buffers
+	}
+	less := buffers < q.flying.held
+	f.count(q, buffers)
+	if less {
+		f.callNext()
+	}
+}
+
+// stale says that a QP has heard nothing for long enough to be counted no more.
+func (f *flight) stale(l *flying) bool { return f.age-l.since > 1 }
+
+// renew notes that a QP has heard something, or begins to have something in flight.
+func (l *flying) renew() {
+	if l.flight != nil {
+		l.since = l.flight.age
+	}
+}
+
+// count replaces what is counted for a QP, in the present generation.
+func (f *flight) count(q *QP, buffers uint64) {
+	l := &q.flying
+	if f.age-l.age <= 1 {
+		f.used[l.age&1] -= l.held
+	}
+	l.held, l.age = buffers, f.age
+	f.used[f.age&1] += buffers
+}
+
+// acknowledged is called when so many packets of a QP were acknowledged.
+func (f *flight) acknowledged(q *QP, packets uint64) {
+	if f == nil {
+		return
+	}
+	buffers := packets * q.flying.buffers
+	q.flying.renew()
+	f.heard, f.silent = true, false
+	if f.round += buffers; f.round >= f.room.size {
+		f.round, f.losses = 0, 0
+	}
+	f.room.acknowledged(buffers)
+}
+
+// lost is called when a QP goes back because of a loss.
+func (f *flight) lost() {
+	if f == nil {
+		return
+	}
+	if f.losses++; f.losses >= int(f.room.size/lossesPerRoom) {
+		f.round, f.losses = 0, 0
+		f.room.lost()
+	}
+}
+
+func (f *flight) total() uint64 { return f.used[0] + f.used[1] }
+
+// fits says whether so many buffers more may be in flight. Something always may.
+func (f *flight) fits(buffers uint64) bool {
+	total := f.total()
+	return total == 0 || total+buffers <= f.room.size
+}
+
+// takeOff says whether a QP may send a request that brings so many packets into flight, and whether it must ask for an
+// acknowledgement: where others wait, room is to be given back as soon as it can be.
+func (q *QP) takeOff(packets uint64) (permitted, ask bool) {
+	l, r := &q.flying, &q.requester
+	f := l.flight
+	if f == nil {
+		return true, false
+	}
+	need := packets * l.buffers
+	if r.cursor == r.una && !r.recovering {
+		l.renew() // there is nothing that it could hear of
+	}
+	switch {
+	case f.head == nil && f.fits(need):
+		return true, !f.fits(2 * need)
+	case f.head == q && f.fits(need) && !f.turnOver(l) && !f.stale(l):
+		return true, true
+	case r.sinceAck > 0, r.recovering && r.cursor == r.recoverFrom:
+		// Nothing in flight asks for an acknowledgement of these packets, or this is the question whether those behind a loss arrive
+		// now: without an answer the QP would wait for its timeout.
+		return true, true
+	}
+	// Who is stale hears something or runs into its timeout, and asks again.
+	l.refused, l.need = !f.stale(l), need
+	return false, false
+}
+
+// turnOver says whether the first one in the line has had its turn.
+func (f *flight) turnOver(l *flying) bool {
+	return l.bytes >= turnBytes || l.packets >= turnPackets || l.packets > 0 && f.silent
+}
+
+// took notes that a packet has left which takeOff has permitted.
+func (l *flying) took(bytes int) {
+	if l.inLine {
+		l.packets++
+		l.bytes += bytes
+	}
+}
+
+// visited is called when a QP has sent what it may send now. It has its place in the line, if it needs one, and the next one
+// in the line gets its turn.
+func (q *QP) visited() {
+	l := &q.flying
+	f := l.flight
+	if f == nil {
+		return
+	}
+	if f.head == q && (f.turnOver(l) || !l.refused && !q.ready) {
+		f.exit(q)
+	}
+	if l.refused && !l.inLine {
+		f.enter(q)
+	}
+	l.refused = false
+	f.callNext()
+}
+
+// callNext has the first one in the line go on if there is room.
+func (f *flight) callNext() {
+	if f.head != nil && f.fits(f.head.flying.need) {
+		f.engine.Ready(f.head)
+	}
+}
+
+// enter puts a QP at the end of the line.
+func (f *flight) enter(q *QP) {
+	l := &q.flying
+	l.inLine, l.bytes, l.packets = true, 0, 0
+	if l.ahead = f.tail; f.tail != nil {
+		f.tail.flying.aft = q
+	} else {
+		f.head = q
+		f.engine.openLine(f)
+	}
+	f.tail = q
+}
+
+// exit takes a QP out of the line.
+func (f *flight) exit(q *QP) {
+	l := &q.flying
+	if !l.inLine {
+		return
+	}
+	if l.ahead != nil {
+		l.ahead.flying.aft = l.aft
+	} else {
+		f.head = l.aft
+	}
+	if l.aft != nil {
+		l.aft.flying.ahead = l.ahead
+	} else {
+		f.tail = l.ahead
+	}
+	l.inLine, l.ahead, l.aft = false, nil, nil
+	if f.head == nil {
+		f.engine.closeLine(f)
+	}
+}
+
+// grow begins the next generation. Frames that are still counted in the one before the present one are not any more.
+func (f *flight) grow(now Time) {
+	f.age++
+	f.used[f.age&1] = 0
+	f.until = now + generation
+	if f.silent = !f.heard; f.silent {
+		f.age++
+		f.used = [2]uint64{}
+		f.until = now + silentGeneration
+	}
+	f.heard = false
+	f.callNext()
+}
+
+// openLine notes that a flight has a line: time counts for it.
+func (e *Engine) openLine(f *flight) {
+	f.until, f.heard, f.silent = e.now+generation, false, false
+	f.last, f.next = nil, e.lines
+	if e.lines != nil {
+		e.lines.last = f
+	}
+	e.lines = f
+}
+
+func (e *Engine) closeLine(f *flight) {
+	if f.last != nil {
+		f.last.next = f.next
+	} else {
+		e.lines = f.next
+	}
+	if f.next != nil {
+		f.next.last = f.last
+	}
+	f.next, f.last = nil, nil
+}
+
+// lineDeadline is when the first generation of a flight with a line ends; math.MaxInt64 if there is none.
+func (e *Engine) lineDeadline() Time {
+	deadline := Time(math.MaxInt64)
+	for f := e.lines; f != nil; f = f.next {
+		deadline = min(deadline, f.until)
+	}
+	return deadline
+}
+
+func (e *Engine) expireLines() {
+	for f := e.lines; f != nil; f = f.next {
+		if f.until <= e.now {
+			f.grow(e.now)
+		}
+	}
+}

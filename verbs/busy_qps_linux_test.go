@@ -193,9 +193,9 @@ func (c *crowd) mixed(t *testing.T, single *crowd, opcode verbs.WROpcode, length
 // TestBusyQPs: many queue pairs with messages in flight share the way to a peer. Their windows together do not overrun the rings
 // of the device there, so nothing is sent again and none ends; each gets its share, and together they are as fast as one.
 func TestBusyQPs(t *testing.T) {
-	counts := []int{16, 200, 1000}
+	counts := []int{16, 200}
 	if *fullSize {
-		counts = append(counts, 4000)
+		counts = append(counts, 1000, 4000)
 	}
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		for _, opcode := range []verbs.WROpcode{verbs.WRRDMAWrite, verbs.WRRDMARead, verbs.WRSend} {
@@ -275,6 +275,8 @@ func TestManySenders(t *testing.T) {
 	running.Wait()
 	for _, r := range results {
 		t.Log(r)
+		// Without an answer to the losses it is a third and more.
+		require.Less(t, r.resends(), 0.1)
+		require.GreaterOrEqual(t, r.fairness(), 0.3)
 	}
-	t.Logf("%+v", devices[0].Counters().Link)
 }

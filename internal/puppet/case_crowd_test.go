@@ -68,7 +68,7 @@ func TestCrowdInFlight(t *testing.T) {
 		post(t, end, qp, uint64(i), crowdMessage)
 	}
 	got := arrived(stage, p, 5*time.Millisecond)
-	require.Len(t, got, crowdRoom)
+	require.Equal(t, crowdRoom, len(got))
 	sent := map[int]int{}
 	for _, a := range got {
 		sent[crowdIndex(a)]++
@@ -184,7 +184,7 @@ func TestCrowdFair(t *testing.T) {
 		for _, n := range done {
 			least, most = min(least, n), max(most, n)
 		}
-		require.Len(t, done, count)
+		require.Equal(t, count, len(done))
 		require.Greater(t, least, 10)
 		require.GreaterOrEqual(t, float64(least), 0.9*float64(most), "%d to %d messages by %v", least, most, opcode)
 		require.Zero(t, a.Device.Counters().Transport.Retransmitted)

@@ -213,6 +213,7 @@ func (q *QP) respond(s *savedRequest, start, length uint64) {
 	}
 	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
 	s.limit = (start-s.first)*q.mtu + length
+	q.responder.answersLong = q.responder.answersLong || s.count > longRead
 	q.engine.Ready(q)
 }
 
@@ -233,6 +234,9 @@ func (q *QP) receiveDuplicateAnswered(p *roce.Packet, sequence uint64) {
 	if p.PayloadLength != 0 || reth.RKey() != s.rkey || reth.VA() != s.va+offset || length > s.length-offset {
 		q.drop(roce.DropDuplicateUnanswerable)
 		return
+	}
+	if sequence == s.start && s.due() && s.next-s.start < longRead {
+		return // its responses are just leaving
 	}
 	q.respond(s, sequence, length)
 }

@@ -87,6 +87,7 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 	}
 	if p.Info.Request {
 		qp.receiveRequest(p)
+		qp.flying.flight.move(qp, p.PayloadLength)
 	} else {
 		qp.receiveResponse(p)
 	}

@@ -66,12 +66,14 @@ type flight struct {
 	losses int       // of this round
 
 	age   uint64 // number of the present generation
-	until Time   // when it ends, while there is a line
+	until Time   // when it ends, while somebody waits
+	timed bool   // somebody does
 	// heard says that something was acknowledged in this generation, and silent that nothing was in the last one.
 	heard, silent bool
 
+	pace       pace
 	head, tail *QP     // the line, linked through QP.flying
-	next, last *flight // among the engine's flights with a line
+	next, last *flight // among the engine's flights in which somebody waits
 }
 
 // flying is a queue pair's part in a flight.
@@ -96,7 +98,7 @@ func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
 
 // joinFlight makes a QP one of those that share the way to its peer.
 func (e *Engine) joinFlight(q *QP) {
-	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTS || q.flying.flight != nil {
+	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTR || q.flying.flight != nil {
 		return
 	}
 	peer := q.attrs.Path.Destination
@@ -127,8 +129,10 @@ func (e *Engine) leaveFlight(q *QP) {
 	}
 	f.exit(q)
 	f.count(q, 0)
+	f.pace.leave(q)
 	q.flying = flying{}
 	f.callNext()
+	f.checkLine()
 	if f.members--; f.members == 0 {
 		delete(e.flights, f.peer)
 	}
@@ -238,7 +242,9 @@ func (f *flight) turnOver(l *flying) bool {
 }
 
 // took notes that a packet has left which takeOff has permitted.
-func (l *flying) took(bytes int) {
+func (q *QP) took(bytes int) {
+	l := &q.flying
+	l.flight.move(q, bytes)
 	if l.inLine {
 		l.packets++
 		l.bytes += bytes
@@ -278,9 +284,9 @@ func (f *flight) enter(q *QP) {
 		f.tail.flying.aft = q
 	} else {
 		f.head = q
-		f.engine.openLine(f)
 	}
 	f.tail = q
+	f.checkLine()
 }
 
 // exit takes a QP out of the line.
@@ -300,9 +306,7 @@ func (f *flight) exit(q *QP) {
 		f.tail = l.ahead
 	}
 	l.inLine, l.ahead, l.aft = false, nil, nil
-	if f.head == nil {
-		f.engine.closeLine(f)
-	}
+	f.checkLine()
 }
 
 // grow begins the next generation. Frames that are still counted in the one before the present one are not any more.
@@ -316,29 +320,33 @@ func (f *flight) grow(now Time) {
 		f.until = now + silentGeneration
 	}
 	f.heard = false
+	f.pace.grow()
 	f.callNext()
 }
 
-// openLine notes that a flight has a line: time counts for it.
-func (e *Engine) openLine(f *flight) {
-	f.until, f.heard, f.silent = e.now+generation, false, false
-	f.last, f.next = nil, e.lines
-	if e.lines != nil {
-		e.lines.last = f
+// checkLine sees to it that time counts for a flight while somebody waits, and only then.
+func (f *flight) checkLine() {
+	e, waits := f.engine, f.head != nil || len(f.pace.resting) > 0
+	switch {
+	case waits && !f.timed:
+		f.until, f.heard, f.silent = e.now+generation, false, false
+		f.last, f.next = nil, e.lines
+		if e.lines != nil {
+			e.lines.last = f
+		}
+		e.lines = f
+	case !waits && f.timed:
+		if f.last != nil {
+			f.last.next = f.next
+		} else {
+			e.lines = f.next
+		}
+		if f.next != nil {
+			f.next.last = f.last
+		}
+		f.next, f.last = nil, nil
 	}
-	e.lines = f
-}
-
-func (e *Engine) closeLine(f *flight) {
-	if f.last != nil {
-		f.last.next = f.next
-	} else {
-		e.lines = f.next
-	}
-	if f.next != nil {
-		f.next.last = f.last
-	}
-	f.next, f.last = nil, nil
+	f.timed = waits
 }
 
 // lineDeadline is when the first generation of a flight with a line ends; math.MaxInt64 if there is none.
@@ -351,9 +359,12 @@ func (e *Engine) lineDeadline() Time {
 }
 
 func (e *Engine) expireLines() {
-	for f := e.lines; f != nil; f = f.next {
+	for f := e.lines; f != nil; {
+		next := f.next // who waits for nothing else does not wait any more then
 		if f.until <= e.now {
 			f.grow(e.now)
+			f.checkLine()
 		}
+		f = next
 	}
 }

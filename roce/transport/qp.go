@@ -175,11 +175,11 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 		q.mtu = uint64(q.attrs.PathMTU.Bytes())
 		q.responder.start(q.attrs.MaxDestRDAtomic)
 		q.setState(StateRTR)
+		q.engine.joinFlight(q)
 	case to == StateRTS && q.state == StateRTR:
 		q.requester.start(q.attrs.MaxRDAtomic)
 		q.window.start(q.config.Window)
 		q.setState(StateRTS)
-		q.engine.joinFlight(q)
 		q.engine.Ready(q)
 	case to == StateRTS:
 		q.setState(StateRTS) // from SQD: go on

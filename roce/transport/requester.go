@@ -283,7 +283,7 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 		r.sinceAck = 0
 	}
 	q.advance(w, 1)
-	q.flying.took(int(payload))
+	q.took(int(payload))
 	return q.seal(p)
 }
 
@@ -344,7 +344,7 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 	r.answerCount++
 	r.sinceAck = 0
 	q.advance(w, packets)
-	q.flying.took(int(reth.Length))
+	q.took(int(reth.Length))
 	return q.seal(p)
 }
 

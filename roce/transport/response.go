@@ -21,9 +21,15 @@ func (q *QP) emitResponse(buffer []byte) int {
 		if r.answer.pending && s.next > r.answer.sequence {
 			break
 		}
+		if !q.mayAnswer(s) {
+			return 0
+		}
 		if n := q.emitSavedResponse(s, buffer); n > 0 {
 			return n
 		}
+	}
+	if r.responsesDue == 0 {
+		r.answersLong = false
 	}
 	if !r.answer.pending {
 		return 0

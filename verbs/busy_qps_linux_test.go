@@ -275,8 +275,8 @@ func TestManySenders(t *testing.T) {
 	running.Wait()
 	for _, r := range results {
 		t.Log(r)
-		// Without an answer to the losses it is a third and more.
-		require.Less(t, r.resends(), 0.1)
+		// Without an answer to the losses it is 8 to 10 % (two virtual CPUs with other work on them).
+		require.Less(t, r.resends(), 0.05)
 		require.GreaterOrEqual(t, r.fairness(), 0.3)
 	}
 }

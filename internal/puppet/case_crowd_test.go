@@ -23,10 +23,11 @@ const (
 )
 
 // newCrowd connects queue pairs of an end with a puppet. The first PSN of the one at index i is crowdPSN(i).
-func newCrowd(t *testing.T, count int, adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
+func newCrowd(t *testing.T, count int, o puppet.EndOptions, adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
 	t.Helper()
 	stage := puppet.NewStage(t, mem.Options{})
-	end := stage.NewEnd(puppet.EndOptions{CQE: 4 * count})
+	o.CQE = 4 * count
+	end := stage.NewEnd(o)
 	p := stage.NewPuppet()
 	qps := make([]*verbs.QP, count)
 	for i := range qps {
@@ -63,7 +64,7 @@ func arrived(stage *puppet.Stage, p *puppet.Puppet, d time.Duration) (got []pupp
 // turn. After that nothing leaves until something is acknowledged, and then exactly as much.
 func TestCrowdInFlight(t *testing.T) {
 	const count = 100
-	stage, end, p, qps := newCrowd(t, count)
+	stage, end, p, qps := newCrowd(t, count, puppet.EndOptions{})
 	for i, qp := range qps {
 		post(t, end, qp, uint64(i), crowdMessage)
 	}
@@ -84,26 +85,28 @@ func TestCrowdInFlight(t *testing.T) {
 // so long that no queue pair comes to the end of one.
 func TestCrowdAsks(t *testing.T) {
 	const count = 100
-	stage, end, p, qps := newCrowd(t, count)
-	for i, qp := range qps {
-		post(t, end, qp, uint64(i), 100<<10)
-	}
-	asked := map[int]int{} // the last packet of each queue pair that asks, and the last of all
-	last := map[int]int{}
-	for _, a := range arrived(stage, p, 5*time.Millisecond) {
-		last[crowdIndex(a)] = crowdPacket(a)
-		if a.BTH.AckRequest() {
-			asked[crowdIndex(a)] = crowdPacket(a)
+	for _, window := range []int{20, 24, 64} {
+		stage, end, p, qps := newCrowd(t, count, puppet.EndOptions{Window: window})
+		for i, qp := range qps {
+			post(t, end, qp, uint64(i), 100<<10)
 		}
+		asked := map[int]int{} // the last packet of each queue pair that asks, and the last of all
+		last := map[int]int{}
+		for _, a := range arrived(stage, p, 5*time.Millisecond) {
+			last[crowdIndex(a)] = crowdPacket(a)
+			if a.BTH.AckRequest() {
+				asked[crowdIndex(a)] = crowdPacket(a)
+			}
+		}
+		require.Equal(t, last, asked, "window %d", window)
 	}
-	require.Equal(t, last, asked)
 }
 
 // TestCrowdOfTheDead: queue pairs whose peers are gone do not hold up another one with the same device for longer than a generation
 // or two, whatever their ACK timeout is.
 func TestCrowdOfTheDead(t *testing.T) {
 	for _, timeout := range []uint8{0, 14, 31} {
-		stage, end, p, qps := newCrowd(t, 100, func(a *verbs.QPAttr) { a.Timeout = timeout })
+		stage, end, p, qps := newCrowd(t, 100, puppet.EndOptions{}, func(a *verbs.QPAttr) { a.Timeout = timeout })
 		alive := len(qps) - 1
 		for i, qp := range qps {
 			post(t, end, qp, uint64(i), crowdMessage)
@@ -133,7 +136,7 @@ func TestCrowdOfTheDead(t *testing.T) {
 // one alone.
 func TestCrowdGone(t *testing.T) {
 	const count = 500
-	stage, end, p, qps := newCrowd(t, count)
+	stage, end, _, qps := newCrowd(t, count, puppet.EndOptions{})
 	for i, qp := range qps {
 		post(t, end, qp, uint64(i), crowdMessage)
 	}
@@ -144,7 +147,6 @@ func TestCrowdGone(t *testing.T) {
 	alone := 8 * 67108864 * time.Nanosecond
 	require.GreaterOrEqual(t, stage.Now(), alone)
 	require.Less(t, stage.Now(), alone+250*time.Millisecond)
-	_ = p
 }
 
 // TestCrowdFair: queue pairs between two devices get the same share.
@@ -205,4 +207,22 @@ func establishBoth(t *testing.T, a, b *puppet.End, near, far *verbs.QP) {
 		attr.AH.DGID = gid
 		puppet.Establish(t, side.own, attr)
 	}
+}
+
+// TestCrowdResend: the question whether those behind a loss arrive now does not wait for a turn.
+func TestCrowdResend(t *testing.T) {
+	const count = 100
+	stage, end, p, qps := newCrowd(t, count, puppet.EndOptions{})
+	// The puppet answers the queue pair that was connected last, so that one comes first.
+	for i := range qps {
+		post(t, end, qps[count-1-i], uint64(count-1-i), crowdMessage)
+	}
+	require.Equal(t, crowdRoom, len(arrived(stage, p, time.Millisecond)))
+	lost := crowdPSN(count-1) + 3
+	p.NAK(lost, roce.SyndromeNAKSequence)
+	// The next one in the line has what the loss has given back.
+	again := arrived(stage, p, time.Millisecond)
+	require.Equal(t, 16+1, len(again))
+	require.True(t, slices.ContainsFunc(again, func(a puppet.Answer) bool { return a.PSN == lost && a.BTH.AckRequest() }))
+	require.False(t, slices.ContainsFunc(again, func(a puppet.Answer) bool { return a.PSN == lost+1 }))
 }

@@ -78,12 +78,14 @@ func NewProgram(p Parameters) (*Program, error) {
 		})
 	}
 	window := []int{0, 1, 2, 5, 16, 128}[random.IntN(6)]
-	g.log = fmt.Sprintf("path MTU %v, window %d, %d queues, scatter %v, spread %+v, harsh %v, %+v",
-		g.mtu, window, queues, g.scatter, g.spread, g.harsh, g.faults)
+	// With few receive buffers the connections wait for each other.
+	receive := []int{0, 64, 24}[random.IntN(3)]
+	g.log = fmt.Sprintf("path MTU %v, window %d, %d receive buffers, %d queues, scatter %v, spread %+v, harsh %v, %+v",
+		g.mtu, window, receive, queues, g.scatter, g.spread, g.harsh, g.faults)
 	connections := 1 + random.IntN(4)
 	commons := g.newCommons()
 	for i := range g.ends {
-		e, err := g.newEnd(p.Seed+uint64(i)+1, mem.DeviceOptions{Queues: queues}, window, connections, commons)
+		e, err := g.newEnd(p.Seed+uint64(i)+1, mem.DeviceOptions{Queues: queues, ReceiveFrames: receive}, window, connections, commons)
 		if err != nil {
 			return nil, err
 		}

@@ -223,7 +223,7 @@ func (q *QP) takeOff(packets uint64) (permitted, ask bool) {
 	}
 	switch {
 	case f.head == nil && f.fits(need):
-		return true, !f.fits(2 * need)
+		return true, false
 	case f.head == q && f.fits(need) && !f.turnOver(l) && !f.stale(l):
 		return true, true
 	case r.sinceAck > 0, r.recovering && r.cursor == r.recoverFrom:

@@ -97,8 +97,9 @@ interop-full:
 microbench:
 	$(GO) test -run '^$$' -bench . -benchmem ./roce/... ./verbs
 
-# Random programs until DURATION is over.
+# The cases whose full size takes long at full size, then random programs until DURATION is over. Needs root, and an hour.
 soak:
+	$(GO) test -count=1 -timeout 0 -p 1 $$(grep -rl --include='*_test.go' 'flag.Bool("full"' . | xargs -n1 dirname | sort -u) -full
 	$(GO) test -count=1 -timeout 0 ./internal/simulation -soak $(DURATION)
 
 clean:

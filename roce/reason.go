@@ -1,6 +1,10 @@
 package roce
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // DropReason tells why a packet was dropped without an answer. Reasons are small numbers, made to
 // index an array of counters.
@@ -80,3 +84,9 @@ func (r DropReason) String() string {
 	}
 	return fmt.Sprintf("DropReason(%d)", uint8(r))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r DropReason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *DropReason) UnmarshalText(text []byte) error { return enum.Parse(r, text) }

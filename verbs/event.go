@@ -59,6 +59,9 @@ func (e AsyncEvent) String() string {
 	return e.Type.String()
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (e AsyncEvent) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
+
 func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
 	e := AsyncEvent{Type: d.Type}
 	switch {

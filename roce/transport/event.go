@@ -1,6 +1,10 @@
 package transport
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // EventType is what an asynchronous event tells; the values are those of enum ibv_event_type.
 type EventType uint8
@@ -44,6 +48,12 @@ func (t EventType) String() string {
 	}
 	return fmt.Sprintf("event %d", uint8(t))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (t EventType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (t *EventType) UnmarshalText(text []byte) error { return enum.Parse(t, text) }
 
 // Events takes the events of a QP.
 type Events interface {

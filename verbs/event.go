@@ -14,7 +14,7 @@ import (
 type EventType = transport.EventType
 
 // Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port
-// is now, QueryPort and QueryGIDTable tell. EventDeviceFatal and EventSRQErr are not raised.
+// is now, QueryPort and QueryGIDTable tell. EventPortActive comes for another MTU of the network device, too. EventDeviceFatal and EventSRQErr are not raised.
 const (
 	EventCQErr            = transport.EventCQErr
 	EventQPFatal          = transport.EventQPFatal

@@ -18,7 +18,7 @@ const (
 	EventCommEst          EventType = 4  // the first packet of the peer came while the QP was in RTR
 	EventSQDrained        EventType = 5  // everything that had begun before SQD is done
 	EventDeviceFatal      EventType = 8  // the device cannot go on
-	EventPortActive       EventType = 9  // the network device came up
+	EventPortActive       EventType = 9  // the network device came up, or has another MTU
 	EventPortErr          EventType = 10 // the network device went down
 	EventSRQErr           EventType = 14 // an SRQ cannot go on
 	EventSRQLimitReached  EventType = 15 // fewer requests are left in an SRQ than its limit

@@ -54,6 +54,9 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 		if errors.Is(err, xsk.ErrQueueBusy) {
 			err = queueTaken(err)
 		}
+		if errors.Is(err, xsk.ErrMemoryLocked) && count > 1 {
+			err = fmt.Errorf("%w; each of the %d queues needs as much, and Options.Queues uses fewer", err, count)
+		}
 		if err != nil {
 			return opened, got, err
 		}

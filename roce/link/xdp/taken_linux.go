@@ -30,16 +30,29 @@ func takenBy(device string, id uint32) error {
 
 // queueTaken adds to an error that says that a queue is taken the processes that may have it.
 func queueTaken(err error) error {
-	if holders := socketHolders(); len(holders) > 0 {
-		return fmt.Errorf("%w; pids of processes with AF_XDP sockets: %v", err, holders)
+	var holders []string
+	for _, pid := range socketHolders() {
+		name := strconv.Itoa(pid)
+		if pid == os.Getpid() {
+			name += " (this process)"
+		}
+		holders = append(holders, name)
 	}
-	return err
+	if holders == nil {
+		return err
+	}
+	return fmt.Errorf("%w; pids of processes with AF_XDP sockets: %s", err, strings.Join(holders, ", "))
 }
 
 // takenByOwn says, with ErrTaken, that a device serves a process already, whose pid is 0 if it is not known.
 func takenByOwn(device string, id uint32, pid int) error {
 	owner := ""
-	if pid != 0 {
+	switch pid {
+	case 0:
+	case os.Getpid():
+		return fmt.Errorf("%w: %s serves this process already (XDP program %s, id %d): open a device once, and use that one",
+			ErrTaken, device, ownProgram, id)
+	default:
 		owner = fmt.Sprintf(", pid %d", pid)
 	}
 	return fmt.Errorf("%w: %s serves another xroce process%s (XDP program %s, id %d): a device serves one process at a time",

@@ -19,7 +19,6 @@ const (
 	DropFragment         // IPv4 fragment
 	DropIPChecksum       // IPv4 header checksum wrong
 	DropUDPLength        // UDP length below 8 or above what the IP length leaves
-	DropUDPChecksum      // UDP checksum neither zero nor right
 	DropUnknownOpcode    // reserved opcode, or one of a transport that is not implemented
 	DropTransportVersion // BTH transport version not 0
 	DropQPN0             // destination QPN 0, which RoCE does not have
@@ -53,7 +52,6 @@ var dropReasonNames = [DropReasons]string{
 	DropFragment:              "ip_fragment",
 	DropIPChecksum:            "ip_checksum_bad",
 	DropUDPLength:             "udp_length_bad",
-	DropUDPChecksum:           "udp_checksum_bad",
 	DropUnknownOpcode:         "opcode_unknown",
 	DropTransportVersion:      "transport_version_bad",
 	DropQPN0:                  "qpn_zero",

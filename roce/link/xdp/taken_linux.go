@@ -62,7 +62,29 @@ func programName(id uint32) string {
 // programOwner finds a process that holds a program, among those whose descriptors may be looked at and that have not been
 // killed; 0 if there is none.
 func programOwner(id uint32) (pid int) {
-	line := []byte(fmt.Sprintf("prog_id:\t%d\n", id)) // kernel/bpf/syscall.c: bpf_prog_show_fdinfo
+	eachProgram(func(program uint32, owner int) (more bool) {
+		if program == id {
+			pid = owner
+		}
+		return pid == 0
+	})
+	return pid
+}
+
+// ownProcesses finds the processes that hold programs of package bpf, as programOwner does.
+func ownProcesses() (pids []int) {
+	eachProgram(func(program uint32, owner int) (more bool) {
+		if programName(program) == ownProgram {
+			pids = append(pids, owner)
+		}
+		return true
+	})
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// eachProgram calls f for the BPF programs that processes hold, while it wants more.
+func eachProgram(f func(program uint32, owner int) (more bool)) {
 	descriptors, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, d := range descriptors {
 		if kind, _ := os.Readlink(d); kind != "anon_inode:bpf-prog" {
@@ -70,12 +92,19 @@ func programOwner(id uint32) (pid int) {
 		}
 		parts := strings.Split(d, "/") // "", "proc", pid, "fd", number
 		information, err := os.ReadFile("/proc/" + parts[2] + "/fdinfo/" + parts[4])
-		if err == nil && bytes.Contains(information, line) && !killed(parts[2]) {
-			pid, _ = strconv.Atoi(parts[2])
-			return pid
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(information), "prog_id:\t") // kernel/bpf/syscall.c: bpf_prog_show_fdinfo
+		number, _, _ := strings.Cut(rest, "\n")
+		program, err := strconv.ParseUint(number, 10, 32)
+		if err != nil || killed(parts[2]) {
+			continue
+		}
+		if owner, _ := strconv.Atoi(parts[2]); !f(uint32(program), owner) {
+			return
 		}
 	}
-	return 0
 }
 
 // killed says whether SIGKILL is on its way to a process (SigPnd in proc_pid_status(5)).

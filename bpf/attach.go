@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf/link"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // Mode says which rungs of the ladder [Attach] may take.
@@ -31,6 +33,12 @@ func (m Mode) String() string {
 	}
 	return fmt.Sprintf("mode(%d)", uint8(m))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *Mode) UnmarshalText(text []byte) error { return enum.Parse(m, text) }
 
 // ladder returns the rungs of the mode, best first.
 func (m Mode) ladder() ([]Rung, error) {
@@ -71,6 +79,12 @@ func (r Rung) String() string {
 	}
 	return fmt.Sprintf("rung(%d)", uint8(r))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *Rung) UnmarshalText(text []byte) error { return enum.Parse(r, text) }
 
 // Native reports whether the program runs in the driver.
 func (r Rung) Native() bool { return r == RungNativeFrags || r == RungNative }

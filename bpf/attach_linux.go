@@ -126,7 +126,7 @@ func explainRung(device *net.Interface, rung Rung, err error) error {
 		return explain(fmt.Sprintf("%s has too few receive queues: on veth at least as many as the peer has transmit queues",
 			device.Name))
 	case errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w on a device above %s (bond, bridge, VLAN): %w", ErrForeignProgram, device.Name, err)
+		return fmt.Errorf("%w %s (macvlan, VLAN, bond, bridge): %w", ErrProgramAbove, device.Name, err)
 	case errors.Is(err, unix.EBUSY):
 		return explain(fmt.Sprintf("%s is used in a way that excludes XDP (header-data split, memory provider)", device.Name))
 	case errors.Is(err, unix.EINVAL):

@@ -10,6 +10,8 @@ import (
 var (
 	// ErrForeignProgram: the device has an XDP program of somebody else.
 	ErrForeignProgram = errors.New("foreign XDP program")
+	// ErrProgramAbove: a device above has an XDP program, so that the kernel attaches none here. It is a foreign one, too.
+	ErrProgramAbove = fmt.Errorf("%w on a device above", ErrForeignProgram)
 	// ErrPermission: a capability is missing.
 	ErrPermission = errors.New("permission denied")
 	// ErrNotSupported: the kernel, the driver or the operating system lacks a feature.

@@ -1,6 +1,10 @@
 package bpf
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // Reason says why the program redirected a frame or passed it to the kernel.
 // The values are those of enum reason in xdp_roce.c.
@@ -87,6 +91,12 @@ func (r Reason) String() string {
 	}
 	return fmt.Sprintf("reason(%d)", uint32(r))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *Reason) UnmarshalText(text []byte) error { return enum.Parse(r, text) }
 
 // TakesFrame reports whether the frame goes to a socket, and never to the kernel.
 func (r Reason) TakesFrame() bool { return r == Redirected }

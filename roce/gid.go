@@ -1,6 +1,8 @@
 package roce
 
 import (
+	"bytes"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 )
@@ -30,12 +32,39 @@ func (g GID) IsZero() bool { return g == GID{} }
 // String returns the IP address in its usual form, IPv4 where the GID is IPv4-mapped.
 func (g GID) String() string { return g.Addr().String() }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (g GID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
+
+// UnmarshalText takes what MarshalText returns, and any other form of an IP address.
+func (g *GID) UnmarshalText(text []byte) error {
+	var address netip.Addr
+	if err := address.UnmarshalText(text); err != nil {
+		return err
+	}
+	*g = GIDFromAddr(address)
+	return nil
+}
+
 // MAC is an Ethernet address.
 type MAC [6]byte
 
 // String returns the address in the form 02:00:5e:10:00:00.
 func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *MAC) UnmarshalText(text []byte) error {
+	var parsed MAC
+	digits := bytes.ReplaceAll(text, []byte(":"), nil)
+	if _, err := hex.Decode(parsed[:], digits[:min(len(digits), 2*len(parsed))]); err != nil || parsed.String() != string(text) {
+		return fmt.Errorf("%q is no Ethernet address", text)
+	}
+	*m = parsed
+	return nil
 }
 
 // MulticastMAC returns the Ethernet address of a multicast group: 01:00:5e and the low 23 bits of an

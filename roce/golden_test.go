@@ -33,6 +33,9 @@ func describe(p *Packet) string {
 		s += fmt.Sprintf(" vlan=%d/%d", p.VLAN, p.Priority)
 	}
 	s += fmt.Sprintf(" | %s[%s] pkey=%04x qpn=%x psn=%x payload=%d+%d", p.Opcode, flags, b.PKey, uint32(p.DestinationQPN), p.PSN, p.PayloadLength, p.PadCount)
+	if p.ChecksumWrong {
+		s += " | UDP checksum wrong"
+	}
 	if h := p.DETH(); h != nil {
 		s += fmt.Sprintf(" | DETH %x %x", h.QKey(), uint32(h.SourceQPN()))
 	}

@@ -2,6 +2,7 @@ package roce
 
 import (
 	"fmt"
+	"log/slog"
 	"math/bits"
 	"strconv"
 )
@@ -41,6 +42,9 @@ func (m MTU) String() string {
 	}
 	return strconv.Itoa(m.Bytes())
 }
+
+// LogValue shows the payload bytes in logs. In JSON an MTU is its code, as programs tell it each other.
+func (m MTU) LogValue() slog.Value { return slog.StringValue(m.String()) }
 
 // MTUFromBytes returns the MTU whose payload is exactly n bytes.
 func MTUFromBytes(n int) (MTU, bool) {

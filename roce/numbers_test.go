@@ -205,3 +205,29 @@ func TestQPNString(t *testing.T) {
 	require.Equal(t, "0x00d802", QPN(0xd802).String())
 	require.Equal(t, "0xffffff", QPNMulticast.String())
 }
+
+func TestAddressTexts(t *testing.T) {
+	for _, text := range []string{"10.0.0.1", "fe80::1", "::"} {
+		var g GID
+		require.NoError(t, g.UnmarshalText([]byte(text)))
+		again, err := g.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, text, string(again))
+	}
+	var g GID
+	require.NoError(t, g.UnmarshalText([]byte("::ffff:10.0.0.1")))
+	require.Equal(t, GIDFromAddr(netip.MustParseAddr("10.0.0.1")), g)
+	require.Error(t, g.UnmarshalText([]byte("10.0.0")))
+
+	m := MAC{2, 0, 0x5E, 0x10, 0, 0xFF}
+	text, err := m.MarshalText()
+	require.NoError(t, err)
+	var back MAC
+	require.NoError(t, back.UnmarshalText(text))
+	require.Equal(t, m, back)
+	for _, wrong := range []string{"", "02:00:5e:10:00", "02:00:5e:10:00:ff:", "02:00:5e:10:00:gg", "02:00:5e:10:00:ff:00", "02005e1000ff"} {
+		kept := m
+		require.ErrorContains(t, kept.UnmarshalText([]byte(wrong)), "no Ethernet address")
+		require.Equal(t, m, kept)
+	}
+}

@@ -3,6 +3,8 @@ package roce
 import (
 	"fmt"
 	"math/bits"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // Opcode is the first byte of a BTH: the transport in bits 7:5, the operation in bits 4:0.
@@ -83,6 +85,12 @@ func (t Transport) String() string {
 	return fmt.Sprintf("Transport(%d)", uint8(t))
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (t Transport) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (t *Transport) UnmarshalText(text []byte) error { return enum.Parse(t, text) }
+
 // Operation is what an opcode does, whatever the transport and the position in the message.
 type Operation uint8
 
@@ -101,6 +109,33 @@ const (
 	OperationCNP
 )
 
+var operationNames = [...]string{
+	OperationSend:              "SEND",
+	OperationWrite:             "RDMA WRITE",
+	OperationRead:              "RDMA READ",
+	OperationReadResponse:      "RDMA READ response",
+	OperationAcknowledge:       "acknowledge",
+	OperationAtomicAcknowledge: "atomic acknowledge",
+	OperationCompareSwap:       "compare-and-swap",
+	OperationFetchAdd:          "fetch-and-add",
+	OperationFlush:             "FLUSH",
+	OperationAtomicWrite:       "atomic write",
+	OperationCNP:               "CNP",
+}
+
+func (o Operation) String() string {
+	if int(o) < len(operationNames) && operationNames[o] != "" {
+		return operationNames[o]
+	}
+	return fmt.Sprintf("operation %d", uint8(o))
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (o Operation) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (o *Operation) UnmarshalText(text []byte) error { return enum.Parse(o, text) }
+
 // Position is the place of a packet in its message.
 type Position uint8
 
@@ -111,6 +146,26 @@ const (
 	PositionLast
 	PositionOnly
 )
+
+var positionNames = [...]string{
+	PositionFirst:  "first",
+	PositionMiddle: "middle",
+	PositionLast:   "last",
+	PositionOnly:   "only",
+}
+
+func (p Position) String() string {
+	if int(p) < len(positionNames) && positionNames[p] != "" {
+		return positionNames[p]
+	}
+	return fmt.Sprintf("position %d", uint8(p))
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (p Position) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (p *Position) UnmarshalText(text []byte) error { return enum.Parse(p, text) }
 
 // Header is a set of extension headers. The bits stand in the order of the headers on the wire, so
 // that one walk from the lowest bit up finds every header: FETH comes before RETH, DETH and RETH
@@ -129,6 +184,26 @@ const (
 	HeaderIETH
 )
 
+var headerNames = []enum.Flag[Header]{
+	{Bit: HeaderDETH, Name: "DETH"},
+	{Bit: HeaderFETH, Name: "FETH"},
+	{Bit: HeaderRETH, Name: "RETH"},
+	{Bit: HeaderAtomicETH, Name: "AtomicETH"},
+	{Bit: HeaderAETH, Name: "AETH"},
+	{Bit: HeaderAtomicAckETH, Name: "AtomicAckETH"},
+	{Bit: HeaderImmDt, Name: "ImmDt"},
+	{Bit: HeaderIETH, Name: "IETH"},
+}
+
+// String names the bits, such as "DETH|FETH"; "0" is none.
+func (h Header) String() string { return enum.Flags(h, headerNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (h Header) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (h *Header) UnmarshalText(text []byte) error { return enum.ParseFlags(h, text) }
+
 var headerLengths = [8]uint8{DETHLength, FETHLength, RETHLength, AtomicETHLength, AETHLength, AtomicAckETHLength, ImmDtLength, IETHLength}
 
 // PayloadRule is the payload that an opcode may carry.
@@ -143,6 +218,28 @@ const (
 	PayloadEight                      // exactly 8 bytes
 	PayloadSixteen                    // exactly 16 bytes, all reserved
 )
+
+var payloadRuleNames = [...]string{
+	PayloadNone:    "none",
+	PayloadFull:    "path MTU",
+	PayloadSome:    "1 byte to path MTU",
+	PayloadAny:     "0 bytes to path MTU",
+	PayloadEight:   "8 bytes",
+	PayloadSixteen: "16 bytes",
+}
+
+func (r PayloadRule) String() string {
+	if int(r) < len(payloadRuleNames) && payloadRuleNames[r] != "" {
+		return payloadRuleNames[r]
+	}
+	return fmt.Sprintf("payload rule %d", uint8(r))
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r PayloadRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *PayloadRule) UnmarshalText(text []byte) error { return enum.Parse(r, text) }
 
 // Fits reports whether length bytes of payload and padCount bytes of pad obey the rule on a path of
 // the given MTU. An MTU that is not valid, such as 0, stands for one that is not known: any of the
@@ -220,3 +317,9 @@ func (o Opcode) String() string {
 	}
 	return fmt.Sprintf("opcode %#02x", uint8(o))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (o Opcode) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (o *Opcode) UnmarshalText(text []byte) error { return enum.Parse(o, text) }

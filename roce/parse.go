@@ -152,12 +152,11 @@ func (p *Packet) parseTransport(segments [][]byte, total, ipPayload int) DropRea
 	}
 	p.SourcePort = binary.BigEndian.Uint16(udp[0:2])
 	p.end = udpOffset + length
+	p.ChecksumWrong = false
 	if udp[6]|udp[7] != 0 {
 		var pieces [MaxSegments][]byte
 		n := cut(&pieces, segments, udpOffset, p.end)
-		if !udpChecksumValid(p.IP, p.Is4(), length, pieces[:n]) {
-			return DropUDPChecksum
-		}
+		p.ChecksumWrong = !udpChecksumValid(p.IP, p.Is4(), length, pieces[:n])
 	}
 
 	if length < udpLength+BTHLength {

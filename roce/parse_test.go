@@ -199,8 +199,9 @@ func TestParseReasons(t *testing.T) {
 		{"UDP length 0", true, set(58, 0, 0), DropUDPLength},
 		{"UDP length beyond IP", false, set(38, 0, 57), DropUDPLength},
 		{"UDP length too small for a BTH", false, set(38, 0, 19), DropTooShort},
-		{"UDP checksum", false, set(40, 0, 1), DropUDPChecksum},
-		{"UDP checksum", true, set(60, 0, 1), DropUDPChecksum},
+		{"UDP checksum", false, set(40, 0, 1), DropNone},
+		{"UDP checksum", true, set(60, 0, 1), DropNone},
+		{"UDP checksum and payload", false, func(f []byte) []byte { f[70] ^= 1; return set(40, 0, 1)(f) }, DropICRC},
 		{"right UDP checksum", false, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
 		{"right UDP checksum", true, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
 		{"opcode", false, set(42, 0x15), DropUnknownOpcode},
@@ -336,7 +337,16 @@ func TestParseUDPChecksumSegments(t *testing.T) {
 			for second := first; second <= len(frame); second++ {
 				for third := second; third <= len(frame); third++ {
 					segments := [][]byte{frame[:first:first], frame[first:second:second], frame[second:third:third], frame[third:]}
-					require.Equal(t, DropNone, new(Packet).Parse(segments), "cut at %d, %d and %d", first, second, third)
+					var p Packet
+					for _, wrong := range []bool{false, true} { // the opcode and so the ICRC, too
+						if wrong {
+							frame[template.Length()] ^= 1
+						}
+						_ = p.ParseHeaders(segments)
+						require.Equal(t, wrong, p.ChecksumWrong, "cut at %d, %d and %d", first, second, third)
+					}
+					frame[template.Length()] ^= 1
+					require.Equal(t, DropNone, p.Parse(segments), "cut at %d, %d and %d", first, second, third)
 				}
 			}
 		}
@@ -353,6 +363,12 @@ func TestParseReuse(t *testing.T) {
 		require.Equal(t, describe(&fresh), describe(&used))
 		require.Equal(t, fresh.Payload(), used.Payload())
 		used.Parse([][]byte{frame[:20]})
+	}
+	frame := testPacket{path: testPath(false), opcode: RCSendOnly, length: 4}.build()
+	for _, checksum := range []byte{1, 0} { // 0 is none
+		frame[41] = checksum
+		require.Equal(t, DropNone, used.Parse([][]byte{frame}))
+		require.Equal(t, checksum != 0, used.ChecksumWrong)
 	}
 }
 

@@ -1,6 +1,10 @@
 package roce
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // DropReason tells why a packet was dropped without an answer. Reasons are small numbers, made to
 // index an array of counters.
@@ -19,7 +23,6 @@ const (
 	DropFragment         // IPv4 fragment
 	DropIPChecksum       // IPv4 header checksum wrong
 	DropUDPLength        // UDP length below 8 or above what the IP length leaves
-	DropUDPChecksum      // UDP checksum neither zero nor right
 	DropUnknownOpcode    // reserved opcode, or one of a transport that is not implemented
 	DropTransportVersion // BTH transport version not 0
 	DropQPN0             // destination QPN 0, which RoCE does not have
@@ -53,7 +56,6 @@ var dropReasonNames = [DropReasons]string{
 	DropFragment:              "ip_fragment",
 	DropIPChecksum:            "ip_checksum_bad",
 	DropUDPLength:             "udp_length_bad",
-	DropUDPChecksum:           "udp_checksum_bad",
 	DropUnknownOpcode:         "opcode_unknown",
 	DropTransportVersion:      "transport_version_bad",
 	DropQPN0:                  "qpn_zero",
@@ -80,3 +82,9 @@ func (r DropReason) String() string {
 	}
 	return fmt.Sprintf("DropReason(%d)", uint8(r))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r DropReason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *DropReason) UnmarshalText(text []byte) error { return enum.Parse(r, text) }

@@ -3,6 +3,8 @@ package roce
 import (
 	"fmt"
 	"time"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // Syndrome is the first byte of an AETH: its upper three bits tell ACK, RNR NAK and NAK apart, its
@@ -69,6 +71,12 @@ func (s Syndrome) String() string {
 	}
 	return fmt.Sprintf("reserved syndrome %#02x", uint8(s))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (s Syndrome) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (s *Syndrome) UnmarshalText(text []byte) error { return enum.Parse(s, text) }
 
 // Units of 10 microseconds by timer code (ib_rvt_rnr_table in drivers/infiniband/sw/rdmavt/qp.c). The
 // value for code 0 is the longest, not zero.

@@ -145,6 +145,34 @@ func TestExplain(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr, b.qp.Failure().Status)
 }
 
+// TestExplainFlushed: what was flushed names the cause itself, whichever end or program that is, and as long as it is known.
+func TestExplainFlushed(t *testing.T) {
+	a, b := pair(t, mem.Options{})
+	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{WRID: 5}))
+	wr := write(a, b, verbs.SendSignaled)
+	wr.WRID, wr.RKey = 77, wr.RKey+1
+	require.NoError(t, a.qp.PostSend(wr, verbs.SendWR{WRID: 78, Opcode: verbs.WRSend}))
+	require.Equal(t, verbs.WCRemAccessErr, poll(t, a.sends).Status)
+	flushed := poll(t, a.sends)
+	require.Equal(t, verbs.WCWRFlushErr, flushed.Status)
+	text := a.qp.Explain(flushed)
+	require.True(t, strings.HasPrefix(text, "work request flushed of work request 78 on QP "+a.qp.QPN().String()), text)
+	require.True(t, strings.HasSuffix(text, "the QP was in the error state, after: "+a.qp.Explain(a.qp.Failure())), text)
+	require.Contains(t, text, "remote access error of work request 77")
+
+	received := poll(t, b.recvs)
+	require.Equal(t, verbs.WCWRFlushErr, received.Status)
+	require.Contains(t, b.qp.Explain(received), "after: RDMA WRITE of the peer at QP "+b.qp.QPN().String())
+
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.Contains(t, a.qp.Explain(flushed), "the QP was in the error state, and has been reset since (it is in RESET now)")
+	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	connect(t, a, b, verbs.ConnectOptions{})
+	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, a.qp.PostSend(write(a, b, 0)))
+	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "the program brought the QP into the error state")
+}
+
 // TestExplainOperations: the cause is that of the operation, and of the end whose completion it is.
 func TestExplainOperations(t *testing.T) {
 	a, b := partners(t)

@@ -112,6 +112,21 @@ func TestCase_A11(t *testing.T) {
 	}
 }
 
+// TestMTUEvent: another MTU is told where there is no queue pair that it ends, too, and the same one is not.
+func TestMTUEvent(t *testing.T) {
+	p := newPorts(t, netlab.PairOptions{MTU: 3000})
+	for _, mtu := range []int{1400, 1500} {
+		change(t, &p.pair.A, func(device netlink.Link) error { return netlink.LinkSetMTU(device, mtu) })
+		require.Less(t, untilEvent(t, p.devices[0], verbs.EventPortActive), soonEnough)
+		port, err := p.devices[0].QueryPort()
+		require.NoError(t, err)
+		require.Equal(t, mtu, port.NetdevMTU)
+		require.Equal(t, verbs.PortActive, port.State)
+	}
+	change(t, &p.pair.A, func(device netlink.Link) error { return netlink.LinkSetMTU(device, 1500) })
+	noEvents(t, p.devices[0])
+}
+
 // TestEthernetAddressChanges: the peer gets another Ethernet address. The queue pairs do not notice.
 func TestEthernetAddressChanges(t *testing.T) {
 	p := newPorts(t, netlab.PairOptions{})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"reflect"
 
 	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/roce"
@@ -19,6 +20,26 @@ type Endpoint struct {
 	PSN      PSN        `json:"psn"`       // first PSN that this end sends
 	MTU      MTU        `json:"mtu"`       // largest path MTU that this end's port carries
 	RDAtomic uint8      `json:"rd_atomic"` // READs and atomics that this end answers at once
+}
+
+// check says what no queue pair of a reliable connection has. An MTU of 0 is one that the peer has not told.
+func (e Endpoint) check() error {
+	wrong := func(format string, values ...any) error {
+		return fmt.Errorf("%w: the peer's endpoint "+format, append([]any{ErrInvalid}, values...)...)
+	}
+	switch {
+	case !e.Address.IsValid():
+		return wrong("has no address")
+	case e.Address.IsUnspecified() || e.Address.IsMulticast():
+		return wrong("has the address %v, which is none of a host", e.Address)
+	case e.QPN <= roce.QPNGSI || e.QPN >= roce.QPNMulticast:
+		return wrong("has QPN %#x, want 0x2 to 0xfffffe", uint32(e.QPN))
+	case e.PSN > roce.PSNMask:
+		return wrong("has PSN %#x, the largest is %#x", uint32(e.PSN), roce.PSNMask)
+	case e.MTU != 0 && !e.MTU.Valid():
+		return wrong("has path MTU code %d, want 1 (256 bytes) to 5 (4096 bytes)", uint8(e.MTU))
+	}
+	return nil
 }
 
 // ConnectOptions are the choices of a connection; fields that are 0 get a default. Programs that need other values, 0
@@ -86,8 +107,8 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	if err != nil {
 		return err
 	}
-	if !remote.Address.IsValid() {
-		return fmt.Errorf("connect: %w: the peer's endpoint has no address", ErrInvalid)
+	if err := remote.check(); err != nil {
+		return fmt.Errorf("connect: %w", err)
 	}
 	mtu := o.PathMTU
 	if mtu == 0 {
@@ -128,12 +149,58 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	return nil
 }
 
+// maxExchange bounds a line of Exchange in bytes. An Endpoint takes up to 130 of them, so that those of all queue pairs of a
+// device (MaxQP) fit.
+const maxExchange = 4 << 20
+
 // Exchange sends local to the program at the other end of channel and returns what that one sent: a line of JSON each
-// way, both at once. What is sent is usually an Endpoint, or a struct of the program's own with one. It waits as long as
-// the channel does; after an error close the channel.
+// way, both at once, of at most 4 MiB. What is sent is usually an Endpoint, or a struct of the program's own with one, or with many.
+// An Endpoint of the peer with values that no queue pair can have is refused as by Connect, wherever it is in what came; one that is all zero counts
+// as left out. Exchange waits as long as the channel does; after an error close the channel.
 func Exchange[T any](channel io.ReadWriter, local T) (remote T, err error) {
-	if err := jsonline.Exchange(channel, local, &remote); err != nil {
+	if err = jsonline.Exchange(channel, local, &remote, maxExchange); err == nil {
+		err = checkEndpoints(reflect.ValueOf(&remote))
+	}
+	if err != nil {
 		return remote, fmt.Errorf("exchange with the peer: %w", err)
 	}
 	return remote, nil
+}
+
+// checkEndpoints checks every Endpoint in a value that came from JSON.
+func checkEndpoints(v reflect.Value) error {
+	if v.Kind() == reflect.Struct && v.Type() == reflect.TypeFor[Endpoint]() {
+		if v.IsZero() {
+			return nil
+		}
+		return v.Interface().(Endpoint).check()
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			return checkEndpoints(v.Elem())
+		}
+	case reflect.Struct:
+		for field, value := range v.Fields() {
+			if !field.IsExported() && !field.Anonymous {
+				continue // JSON does not set it
+			}
+			if err := checkEndpoints(value); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			if err := checkEndpoints(v.Index(i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			if err := checkEndpoints(v.MapIndex(key)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

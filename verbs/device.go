@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/xroce/xroce/internal/control"
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/transport"
@@ -105,6 +106,22 @@ const (
 	PortDown   PortState = 1
 	PortActive PortState = 4
 )
+
+func (s PortState) String() string {
+	switch s {
+	case PortDown:
+		return "down"
+	case PortActive:
+		return "active"
+	}
+	return fmt.Sprintf("port state %d", uint8(s))
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (s PortState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (s *PortState) UnmarshalText(text []byte) error { return enum.Parse(s, text) }
 
 // PortAttr describes the port of a device.
 type PortAttr struct {

@@ -14,7 +14,7 @@ import (
 type EventType = transport.EventType
 
 // Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port
-// is now, QueryPort and QueryGIDTable tell. EventDeviceFatal and EventSRQErr are not raised.
+// is now, QueryPort and QueryGIDTable tell. EventPortActive comes for another MTU of the network device, too. EventDeviceFatal and EventSRQErr are not raised.
 const (
 	EventCQErr            = transport.EventCQErr
 	EventQPFatal          = transport.EventQPFatal
@@ -58,6 +58,9 @@ func (e AsyncEvent) String() string {
 	}
 	return e.Type.String()
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (e AsyncEvent) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
 func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
 	e := AsyncEvent{Type: d.Type}

@@ -20,7 +20,7 @@ func (q *QP) Explain(wc WC) string {
 	if wc.QPN != q.QPN() {
 		return fmt.Sprintf("the completion is one of QP %v, not of QP %v", wc.QPN, q.QPN())
 	}
-	a, av, _ := q.driver.Query()
+	a, av, failure := q.driver.Query()
 	peer := ""
 	if !av.DGID.IsZero() {
 		peer = fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
@@ -36,9 +36,12 @@ func (q *QP) Explain(wc WC) string {
 		text = fmt.Sprintf("%v of work request %d on QP %v%s", wc.Status, wc.WRID, wc.QPN, peer)
 	}
 	if ofPeer(wc.Status) && wc.Opcode < WCRecv {
-		answer := "no answer so far"
-		if wc.Syndrome != roce.SyndromeNone {
-			answer = fmt.Sprintf("last answer %v", wc.Syndrome)
+		answer := fmt.Sprintf("last answer %v", wc.Syndrome)
+		switch {
+		case wc.Status == WCLocLenErr || wc.Status == WCBadRespErr:
+			answer = "the answer does not fit the request"
+		case wc.Syndrome == roce.SyndromeNone:
+			answer = "no answer so far"
 		}
 		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d%s, %d RNR resends of %s",
 			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, patienceText(wc, a.Timeout, a.RetryCount), wc.RNRRetries, rnrLimit(a.RNRRetry))
@@ -49,6 +52,9 @@ func (q *QP) Explain(wc WC) string {
 			cause = err.Error()
 		}
 	}
+	if wc.Status == WCWRFlushErr {
+		cause = q.causeOfFlush(failure, a.State)
+	}
 	if wc.Status == WCRetryExcErr {
 		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
 			cause = "the port of " + q.pd.device.Name() + " is down"
@@ -58,6 +64,17 @@ func (q *QP) Explain(wc WC) string {
 		text += ": " + cause
 	}
 	return text
+}
+
+// causeOfFlush says why a queue pair was in the error state, by what it knows now.
+func (q *QP) causeOfFlush(failure WC, now QPState) string {
+	switch {
+	case failure.Status != WCSuccess:
+		return "the QP was in the error state, after: " + q.Explain(failure)
+	case now == StateError:
+		return "the program brought the QP into the error state"
+	}
+	return fmt.Sprintf("the QP was in the error state, and has been reset since (it is in %v now)", now)
 }
 
 // patienceText says how long a peer that did not answer was waited for.
@@ -141,8 +158,6 @@ func likelyCause(wc WC) string {
 			return "the answer had another length than was asked for: the path MTU of the two ends differs"
 		}
 		return "the message does not fit the receive"
-	case WCWRFlushErr:
-		return "the QP was in the error state, see QP.Failure for why"
 	case WCLocQPOpErr:
 		return "a READ or atomic on a QP with MaxRDAtomic 0, a key that cannot be registered or invalidated now, a malformed request, or the network device's MTU was too small for the path MTU"
 	case WCFatalErr:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/queue"
@@ -46,6 +47,12 @@ func (a AtomicCap) String() string {
 	}
 	return fmt.Sprintf("atomic capability %d", uint8(a))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (a AtomicCap) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (a *AtomicCap) UnmarshalText(text []byte) error { return enum.Parse(a, text) }
 
 // DeviceAttr describes a device. Every limit can be reached, and one more is refused with an error that wraps ErrLimit
 // (or ErrAttribute, for attributes of ModifyQP) and names both numbers. Objects are counted while they exist.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/memory"
 )
 
@@ -17,6 +18,24 @@ const (
 	// MWType2 is usable by the queue pair only that bound it (type 2B), and is invalidated before it is bound anew.
 	MWType2 MWType = 2
 )
+
+var mWTypeNames = [...]string{
+	MWType1: "type 1",
+	MWType2: "type 2",
+}
+
+func (t MWType) String() string {
+	if int(t) < len(mWTypeNames) && mWTypeNames[t] != "" {
+		return mWTypeNames[t]
+	}
+	return fmt.Sprintf("type %d", uint8(t))
+}
+
+// MarshalText returns the text of String, for logs and JSON.
+func (t MWType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (t *MWType) UnmarshalText(text []byte) error { return enum.Parse(t, text) }
 
 // MW is a memory window: a key to a part of a region, opened and closed by work requests. All methods may be called
 // concurrently.

@@ -62,9 +62,11 @@ func TestPortEvents(t *testing.T) {
 	require.Equal(t, verbs.AsyncEvent{Type: verbs.EventPortErr}, nextEvent(t, d))
 	portState(t, d, verbs.PortDown)
 	l.SetDown(true)
+	l.SetMTU(4000)
 	noEvents(t, d)
 	l.SetDown(false)
 	require.Equal(t, verbs.AsyncEvent{Type: verbs.EventPortActive}, nextEvent(t, d))
+	noEvents(t, d)
 	portState(t, d, verbs.PortActive)
 
 	addresses, err := l.Addresses()
@@ -74,6 +76,8 @@ func TestPortEvents(t *testing.T) {
 	gid, err := d.QueryGID(2)
 	require.NoError(t, err)
 	require.Equal(t, "10.0.0.77", gid.Addr().String())
+	l.SetMTU(1500)
+	require.Equal(t, verbs.AsyncEvent{Type: verbs.EventPortActive}, nextEvent(t, d))
 	l.SetMTU(1500)
 	noEvents(t, d)
 	port, err := d.QueryPort()
@@ -113,6 +117,7 @@ func TestPathMTUTooLarge(t *testing.T) {
 	}
 	links[0].SetMTU(1280)
 	require.Equal(t, verbs.AsyncEvent{Type: verbs.EventQPFatal, QP: large[0].qp}, nextEvent(t, devices[0]))
+	require.Equal(t, verbs.AsyncEvent{Type: verbs.EventPortActive}, nextEvent(t, devices[0]))
 	require.Equal(t, verbs.StateError, large[0].qp.State())
 	wc := poll(t, large[0].sends)
 	require.Equal(t, verbs.WCLocQPOpErr, wc.Status)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/driver"
 )
 
@@ -29,6 +30,20 @@ const (
 	SRQMaxWR SRQAttrMask = 1
 	SRQLimit SRQAttrMask = 2
 )
+
+var sRQAttrMaskNames = []enum.Flag[SRQAttrMask]{
+	{Bit: SRQMaxWR, Name: "MAX_WR"},
+	{Bit: SRQLimit, Name: "LIMIT"},
+}
+
+// String names the bits, such as "MAX_WR|LIMIT"; "0" is none.
+func (m SRQAttrMask) String() string { return enum.Flags(m, sRQAttrMaskNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m SRQAttrMask) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *SRQAttrMask) UnmarshalText(text []byte) error { return enum.ParseFlags(m, text) }
 
 // MaxSRQWR is the largest MaxWR of a shared receive queue.
 const MaxSRQWR = driver.MaxWR

@@ -312,7 +312,7 @@ func TestMemoryLocked(t *testing.T) {
 	a, _ := newPair(t, 1, 1500)
 	output := a.runChild(t, "memlock", []uintptr{unix.CAP_NET_RAW}, nil, nil)
 	require.Equal(t, "true xsk: register UMEM: the UMEM of 6291456 bytes and what this user has locked already exceed RLIMIT_MEMLOCK, "+
-		"65536 bytes (raise it with ulimit -l, give CAP_IPC_LOCK, or ask for fewer frames): no buffer space available\n"+
+		"65536 bytes (raise it with ulimit -l, or give CAP_IPC_LOCK): no buffer space available\n"+
 		"48 KiB fit, send buffer 65536", output)
 }
 

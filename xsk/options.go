@@ -7,6 +7,8 @@ import (
 	"math/bits"
 	"os"
 	"time"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // CopyMode says how frames get from the driver into the UMEM.
@@ -33,6 +35,12 @@ func (m CopyMode) String() string {
 	}
 	return fmt.Sprintf("CopyMode(%d)", uint8(m))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m CopyMode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *CopyMode) UnmarshalText(text []byte) error { return enum.Parse(m, text) }
 
 // Defaults of Options.
 const (

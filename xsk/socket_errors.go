@@ -43,7 +43,7 @@ func (s *Socket) registerError(err error) error {
 			limit = fmt.Sprintf("%d bytes", rlimit.Cur)
 		}
 		return s.fail("register UMEM", fmt.Sprintf(
-			"the UMEM of %d bytes and what this user has locked already exceed RLIMIT_MEMLOCK, %s (raise it with ulimit -l, give CAP_IPC_LOCK, or ask for fewer frames)",
+			"the UMEM of %d bytes and what this user has locked already exceed RLIMIT_MEMLOCK, %s (raise it with ulimit -l, or give CAP_IPC_LOCK)",
 			size, limit), ErrMemoryLocked, err)
 	}
 	return s.fail("register UMEM", fmt.Sprintf("%d bytes in chunks of %d", size, s.info.ChunkSize), nil, err)

@@ -1,6 +1,10 @@
 package xsk
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // MaxSegments is the longest chain of segments that Receive hands out: with 4 KiB
 // chunks enough for frames of 15 KiB. A longer one is dropped and counted.
@@ -59,6 +63,12 @@ func (r KickResult) String() string {
 	}
 	return fmt.Sprintf("KickResult(%d)", uint8(r))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (r KickResult) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (r *KickResult) UnmarshalText(text []byte) error { return enum.Parse(r, text) }
 
 // Statistics are the kernel's counters of the socket (XDP_STATISTICS), since Open.
 type Statistics struct {

@@ -64,6 +64,8 @@ func TestPingpongWrongDevice(t *testing.T) {
 	requireWrongUse(t, n, []string{"pingpong", "-d", "lo"}, "lo is a loopback device")
 	requireWrongUse(t, n, []string{"pingpong", "127.0.0.1"}, "lo carries the route to 127.0.0.1, but cannot serve")
 	requireWrongUse(t, n, []string{"pingpong", "192.0.2.1"}, "192.0.2.1", "unreachable")
+	requireWrongUse(t, n, []string{"pingpong", "fe80::1"}, "fe80::1 is a link-local address: add the network device towards it, fe80::1%DEV")
+	requireWrongUse(t, n, []string{"pingpong", "-d", "veth0", "fe80::1"}, "add the network device towards it, fe80::1%veth0")
 	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"}, "path MTU 2048 needs netdev MTU 2144, veth0 has 1500 (ip link set veth0 mtu 2144)")
 	requireWrongUse(t, n, []string{"pingpong", "-m", "4096"}, "path MTU 4096 needs netdev MTU 4192, veth0 has 1500 (ip link set veth0 mtu 4192)")
 	requireFree(t, &p.A)

@@ -112,10 +112,11 @@ func (c *pingpongCommand) check() error {
 		return usage("-p/--port 0: name the port at which %s waits", c.Host)
 	}
 	if c.MTU != 0 {
-		_, err := parsePathMTU(c.MTU)
-		return err
+		if _, err := parsePathMTU(c.MTU); err != nil {
+			return err
+		}
 	}
-	return nil
+	return checkHost(c.Host, c.Device)
 }
 
 // serve waits for the other end. Strangers that connect are turned away.

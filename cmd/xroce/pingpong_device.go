@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -27,6 +28,19 @@ func chooseDevice(name, peer string) (string, error) {
 		return deviceTowards(peer, ports)
 	}
 	return onlyDevice(ports)
+}
+
+// checkHost tells apart what the kernel answers with "invalid argument" only: every network device has link-local addresses of its
+// own, so one without a device leads nowhere.
+func checkHost(host, device string) error {
+	address, err := netip.ParseAddr(host)
+	if err != nil || !address.Is6() || !address.IsLinkLocalUnicast() || address.Zone() != "" {
+		return nil
+	}
+	if device == "" {
+		device = "DEV"
+	}
+	return usage("%s is a link-local address: add the network device towards it, %s%%%s", host, host, device)
 }
 
 // deviceTowards asks the kernel for the route to the peer: a UDP socket that is connected gets the local address, and

@@ -68,6 +68,7 @@ func TestPingpong(t *testing.T) {
 		{"checked", "10.9.0.2", "-c -s 100001 -n 50", "-c -s 100001 -n 50 -r 3", "10.9.0.1", 1024, 100001 * 100, "native+frags"},
 		{"IPv6, smaller path MTU", "fd00:9::2", "-m 256 -s 1 --mode generic", "-m 256 -s 1 --mode generic", "fd00:9::1", 256, 2000, "generic+frags"},
 		{"GID by index, one end polls", "10.9.0.2", "-g 1 -i 1 -d veth0 -p 0", "-d veth0 -i 1 -g 1 -e", "fd00:9::1", 1024, 4096 * 2000, "native+frags"},
+		{"link-local", p.B.LinkLocal.Addr().String() + "%veth0", "", "", p.A.LinkLocal.Addr().String(), 1024, 4096 * 2000, "native+frags"},
 		{"path MTU of one end", "10.9.0.2", "-m 512", "", "10.9.0.1", 512, 4096 * 2000, "native+frags"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package jsonline
 
 import (
 	"bytes"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -31,8 +32,31 @@ func TestExchange(t *testing.T) {
 	a, b := net.Pipe()
 	other := make(chan error)
 	var fromA, fromB int
-	go func() { other <- Exchange(b, 2, &fromA) }()
-	require.NoError(t, Exchange(a, 1, &fromB))
+	go func() { other <- Exchange(b, 2, &fromA, 10) }()
+	require.NoError(t, Exchange(a, 1, &fromB, 10))
 	require.NoError(t, <-other)
 	require.Equal(t, []int{1, 2}, []int{fromA, fromB})
+}
+
+// TestExchangeLimit: a line of exactly the limit passes; what is longer is said by whoever has it, and by whoever gets it.
+func TestExchangeLimit(t *testing.T) {
+	const limit = 100_000
+	fits := strings.Repeat("x", limit-3) // two quotes and the end of the line
+	a, b := net.Pipe()
+	other := make(chan error)
+	var fromA, fromB string
+	go func() { other <- Exchange(b, fits, &fromA, limit) }()
+	require.NoError(t, Exchange(a, fits, &fromB, limit))
+	require.NoError(t, <-other)
+	require.Equal(t, fits, fromA)
+	require.Equal(t, fits, fromB)
+
+	var sent bytes.Buffer
+	require.ErrorContains(t, Exchange(&sent, fits+"x", &fromB, limit), "own message of 100001 bytes is longer than 100000 bytes")
+	require.Empty(t, sent.Bytes())
+	channel := struct {
+		io.Reader
+		io.Writer
+	}{strings.NewReader(strings.Repeat("1", limit+1)), io.Discard}
+	require.ErrorContains(t, Exchange(channel, 1, &fromB, limit), "message is longer than 100000 bytes")
 }

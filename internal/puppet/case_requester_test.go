@@ -97,7 +97,7 @@ func TestCase_B18_WrongKind(t *testing.T) {
 			}
 			p.Ack(40, 1)
 			end.ExpectSend(1, verbs.WCSuccess)
-			end.ExpectSend(2, verbs.WCBadRespErr)
+			requireNoFit(t, end.QP.Explain(end.ExpectSend(2, verbs.WCBadRespErr)), "bad response")
 			end.ExpectSend(3, verbs.WCWRFlushErr)
 			require.Equal(t, verbs.StateError, end.QP.State())
 			require.True(t, bytes.Equal(image, end.MR.Bytes()))
@@ -128,6 +128,14 @@ func TestCase_B18_DuplicateResponse(t *testing.T) {
 	support.Fault(t, "READ response that comes twice", support.Outcome{Requester: "writes it once"})
 }
 
+// requireNoFit says that an explanation of an answer that does not fit does not say that there was none, too.
+func requireNoFit(t *testing.T, text, status string) {
+	t.Helper()
+	require.Contains(t, text, status)
+	require.Contains(t, text, "the answer does not fit the request")
+	require.NotContains(t, text, "no answer")
+}
+
 // TestReadResponseLength: a response of the wrong length is a local length error; what was asked for and nothing else
 // may be written.
 func TestReadResponseLength(t *testing.T) {
@@ -151,7 +159,7 @@ func TestReadResponseLength(t *testing.T) {
 			for i, s := range c.steps {
 				p.Respond(s.opcode, 40+roce.PSN(i), make([]byte, s.length))
 			}
-			end.ExpectSend(1, verbs.WCLocLenErr)
+			requireNoFit(t, end.QP.Explain(end.ExpectSend(1, verbs.WCLocLenErr)), "local length error")
 			end.ExpectSend(2, verbs.WCWRFlushErr)
 			require.True(t, bytes.Equal(behind, end.MR.Bytes()[64+P+100:]))
 			p.ExpectNothing(time.Second)

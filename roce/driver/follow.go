@@ -36,7 +36,7 @@ const (
 	waySearches = 16
 )
 
-// follower is what a device knows of its port; up and gids belong to the goroutine that looks at it.
+// follower is what a device knows of its port; up, mtu and gids belong to the goroutine that looks at it.
 type follower struct {
 	pending      atomic.Uint32 // link.Change bits
 	generation   atomic.Uint64 // changes so far
@@ -45,6 +45,7 @@ type follower struct {
 	ended        sync.WaitGroup
 
 	up   bool
+	mtu  int // of the network device, bytes
 	gids []roce.GID
 }
 
@@ -53,8 +54,8 @@ func (d *Device) startFollowing() {
 	f := &d.follower
 	f.wake, f.search = make(chan struct{}, 1), make(chan struct{}, 1)
 	d.link.Watch(d.note)
-	_, err := d.link.MTU()
-	f.up = err == nil
+	mtu, err := d.link.MTU()
+	f.up, f.mtu = err == nil, mtu
 	f.gids, _ = d.GIDs()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
@@ -156,7 +157,8 @@ func (s *Shard) resume() {
 }
 
 // followPort tells about the port and ends the queue pairs that it does not carry any more. wasDown says that it was down,
-// perhaps for a moment only.
+// perhaps for a moment only. Another MTU makes EventPortActive: there is no event of its own, and a NIC takes its port down and up
+// for it.
 func (d *Device) followPort(wasDown bool) {
 	f := &d.follower
 	active, netdev, err := d.ActiveMTU()
@@ -182,6 +184,10 @@ func (d *Device) followPort(wasDown bool) {
 	for _, q := range d.wired() {
 		q.limitMTU(active)
 	}
+	if f.mtu != netdev && f.up {
+		d.raise(AsyncEvent{Type: transport.EventPortActive})
+	}
+	f.mtu = netdev
 }
 
 // wired returns the queue pairs with a peer over the wire.

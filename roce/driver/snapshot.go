@@ -13,6 +13,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -144,11 +145,11 @@ type SRQStatus struct {
 
 // RegionStatus is what a key opens.
 type RegionStatus struct {
-	Key     uint32 `json:"key"`
-	Kind    string `json:"kind"`
-	Address uint64 `json:"address"`
-	Length  uint64 `json:"length"`
-	Access  uint32 `json:"access"` // bits of enum ibv_access_flags
+	Key     uint32        `json:"key"`
+	Kind    string        `json:"kind"`
+	Address uint64        `json:"address"`
+	Length  uint64        `json:"length"`
+	Access  memory.Access `json:"access"` // "LOCAL_WRITE|REMOTE_READ" for one
 }
 
 func counterStatus(c *transport.Counters) CounterStatus {
@@ -206,7 +207,7 @@ func (d *Device) Snapshot() Snapshot {
 	slices.SortFunc(s.SRQs, func(a, b SRQStatus) int { return cmp.Compare(a.ID, b.ID) })
 	for _, r := range d.memory.Regions() {
 		s.MRs = append(s.MRs, RegionStatus{
-			Key: r.Key(), Kind: r.Kind().String(), Address: r.Address(), Length: r.Length(), Access: uint32(r.Access()),
+			Key: r.Key(), Kind: r.Kind().String(), Address: r.Address(), Length: r.Length(), Access: r.Access(),
 		})
 	}
 	return s

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -183,6 +184,22 @@ const (
 	ChangedWays                      // what Resolve answers
 	ChangedQueues                    // what is under the queues: call Renew of each
 )
+
+var changeNames = []enum.Flag[Change]{
+	{Bit: ChangedPort, Name: "PORT"},
+	{Bit: ChangedDown, Name: "DOWN"},
+	{Bit: ChangedWays, Name: "WAYS"},
+	{Bit: ChangedQueues, Name: "QUEUES"},
+}
+
+// String names the bits, such as "PORT|DOWN"; "0" is none.
+func (c Change) String() string { return enum.Flags(c, changeNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (c Change) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (c *Change) UnmarshalText(text []byte) error { return enum.ParseFlags(c, text) }
 
 // Neighbour is the answer of Resolve.
 type Neighbour struct {

@@ -15,6 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // Access is what may be done with a region; the values are those of enum ibv_access_flags. Local read is
@@ -45,6 +47,29 @@ const (
 	remoteAccess          = windowAccess | FlushPersistent
 	knownAccess           = windowAccess | LocalWrite | BindWindow | ZeroBased | OnDemand | HugeTLB
 )
+
+var accessNames = []enum.Flag[Access]{
+	{Bit: LocalWrite, Name: "LOCAL_WRITE"},
+	{Bit: RemoteWrite, Name: "REMOTE_WRITE"},
+	{Bit: RemoteRead, Name: "REMOTE_READ"},
+	{Bit: RemoteAtomic, Name: "REMOTE_ATOMIC"},
+	{Bit: BindWindow, Name: "MW_BIND"},
+	{Bit: ZeroBased, Name: "ZERO_BASED"},
+	{Bit: OnDemand, Name: "ON_DEMAND"},
+	{Bit: HugeTLB, Name: "HUGETLB"},
+	{Bit: FlushGlobal, Name: "FLUSH_GLOBAL"},
+	{Bit: FlushPersistent, Name: "FLUSH_PERSISTENT"},
+	{Bit: RelaxedOrdering, Name: "RELAXED_ORDERING"},
+}
+
+// String names the bits, such as "LOCAL_WRITE|REMOTE_WRITE"; "0" is none.
+func (a Access) String() string { return enum.Flags(a, accessNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (a Access) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (a *Access) UnmarshalText(text []byte) error { return enum.ParseFlags(a, text) }
 
 // validate returns the rights without the bits that mean nothing here.
 func (a Access) validate() (Access, error) {
@@ -91,6 +116,12 @@ func (f Fault) String() string {
 	return fmt.Sprintf("fault %d", uint8(f))
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (f Fault) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (f *Fault) UnmarshalText(text []byte) error { return enum.Parse(f, text) }
+
 // Errors of registration and allocation.
 var (
 	ErrEmptyBuffer = errors.New("buffer is empty")
@@ -132,6 +163,12 @@ func (k Kind) String() string {
 	}
 	return fmt.Sprintf("kind %d", uint8(k))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (k *Kind) UnmarshalText(text []byte) error { return enum.Parse(k, text) }
 
 // Region is memory that a key opens now: registered memory, or the part of it that a window shows. What the key opens never
 // changes; another registration or binding of the same key is another Region.

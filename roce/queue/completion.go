@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -54,6 +55,12 @@ func (s WCStatus) String() string {
 	return fmt.Sprintf("status %d", uint8(s))
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (s WCStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (s *WCStatus) UnmarshalText(text []byte) error { return enum.Parse(s, text) }
+
 // WCOpcode says which operation completed; the values are those of enum ibv_wc_opcode.
 type WCOpcode uint8
 
@@ -103,6 +110,12 @@ func (o WCOpcode) String() string {
 	return fmt.Sprintf("opcode %d", uint8(o))
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (o WCOpcode) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (o *WCOpcode) UnmarshalText(text []byte) error { return enum.Parse(o, text) }
+
 // WCFlags say which optional fields of a WC are valid; the values are those of enum ibv_wc_flags.
 type WCFlags uint8
 
@@ -115,6 +128,21 @@ const (
 	// flag.
 	WCPeerRequest WCFlags = 0x80
 )
+
+var wCFlagsNames = []enum.Flag[WCFlags]{
+	{Bit: WCWithImmediate, Name: "WITH_IMM"},
+	{Bit: WCWithInvalidate, Name: "WITH_INV"},
+	{Bit: WCPeerRequest, Name: "PEER_REQUEST"},
+}
+
+// String names the bits, such as "WITH_IMM|WITH_INV"; "0" is none.
+func (f WCFlags) String() string { return enum.Flags(f, wCFlagsNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (f WCFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (f *WCFlags) UnmarshalText(text []byte) error { return enum.ParseFlags(f, text) }
 
 // WC is a work completion. If Status is not WCSuccess only WRID, Status, QPN, Timestamp and the fields that
 // explain the failure are valid.

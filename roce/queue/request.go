@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
 )
 
 // Opcode is the operation of a send work request; the values are those of enum ibv_wr_opcode.
@@ -83,6 +85,12 @@ func (o Opcode) String() string {
 	return fmt.Sprintf("opcode %d", uint8(o))
 }
 
+// MarshalText returns the text of String, for logs and JSON.
+func (o Opcode) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (o *Opcode) UnmarshalText(text []byte) error { return enum.Parse(o, text) }
+
 // SendFlags modify a send work request; the values are those of enum ibv_send_flags.
 type SendFlags uint8
 
@@ -99,6 +107,22 @@ const (
 	// libibverbs in registered memory as ever, since an address alone says nothing that could be checked.
 	SendInline SendFlags = 8
 )
+
+var sendFlagsNames = []enum.Flag[SendFlags]{
+	{Bit: SendFence, Name: "FENCE"},
+	{Bit: SendSignaled, Name: "SIGNALED"},
+	{Bit: SendSolicited, Name: "SOLICITED"},
+	{Bit: SendInline, Name: "INLINE"},
+}
+
+// String names the bits, such as "FENCE|SIGNALED"; "0" is none.
+func (f SendFlags) String() string { return enum.Flags(f, sendFlagsNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (f SendFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (f *SendFlags) UnmarshalText(text []byte) error { return enum.ParseFlags(f, text) }
 
 const knownFlags = SendFence | SendSignaled | SendSolicited | SendInline
 

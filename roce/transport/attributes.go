@@ -3,8 +3,8 @@ package transport
 import (
 	"errors"
 	"fmt"
-	"strings"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 )
@@ -23,6 +23,12 @@ func (t Type) String() string {
 	}
 	return fmt.Sprintf("QP type %d", uint8(t))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (t Type) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (t *Type) UnmarshalText(text []byte) error { return enum.Parse(t, text) }
 
 // State is the state of a queue pair; the values are those of enum ibv_qp_state.
 type State uint8
@@ -57,6 +63,12 @@ func (s State) String() string {
 	}
 	return fmt.Sprintf("state %d", uint8(s))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (s *State) UnmarshalText(text []byte) error { return enum.Parse(s, text) }
 
 // Attributes are the attributes of a queue pair that Modify sets.
 type Attributes struct {
@@ -109,31 +121,22 @@ const (
 	MaskDestinationQPN  AttributeMask = 1 << 20
 )
 
-var maskNames = []struct {
-	bit  AttributeMask
-	name string
-}{
-	{MaskState, "STATE"}, {MaskCurrentState, "CUR_STATE"}, {MaskAccess, "ACCESS_FLAGS"},
-	{MaskEnSQDNotify, "EN_SQD_ASYNC_NOTIFY"}, {MaskPKeyIndex, "PKEY_INDEX"}, {MaskPort, "PORT"}, {MaskAV, "AV"}, {MaskPathMTU, "PATH_MTU"},
-	{MaskTimeout, "TIMEOUT"}, {MaskRetryCount, "RETRY_CNT"}, {MaskRNRRetry, "RNR_RETRY"},
-	{MaskRQPSN, "RQ_PSN"}, {MaskMaxRDAtomic, "MAX_QP_RD_ATOMIC"}, {MaskMinRNRTimer, "MIN_RNR_TIMER"},
-	{MaskSQPSN, "SQ_PSN"}, {MaskMaxDestRDAtomic, "MAX_DEST_RD_ATOMIC"}, {MaskDestinationQPN, "DEST_QPN"},
+var maskNames = []enum.Flag[AttributeMask]{
+	{Bit: MaskState, Name: "STATE"}, {Bit: MaskCurrentState, Name: "CUR_STATE"}, {Bit: MaskAccess, Name: "ACCESS_FLAGS"},
+	{Bit: MaskEnSQDNotify, Name: "EN_SQD_ASYNC_NOTIFY"}, {Bit: MaskPKeyIndex, Name: "PKEY_INDEX"}, {Bit: MaskPort, Name: "PORT"}, {Bit: MaskAV, Name: "AV"}, {Bit: MaskPathMTU, Name: "PATH_MTU"},
+	{Bit: MaskTimeout, Name: "TIMEOUT"}, {Bit: MaskRetryCount, Name: "RETRY_CNT"}, {Bit: MaskRNRRetry, Name: "RNR_RETRY"},
+	{Bit: MaskRQPSN, Name: "RQ_PSN"}, {Bit: MaskMaxRDAtomic, Name: "MAX_QP_RD_ATOMIC"}, {Bit: MaskMinRNRTimer, Name: "MIN_RNR_TIMER"},
+	{Bit: MaskSQPSN, Name: "SQ_PSN"}, {Bit: MaskMaxDestRDAtomic, Name: "MAX_DEST_RD_ATOMIC"}, {Bit: MaskDestinationQPN, Name: "DEST_QPN"},
 }
 
 // String names the bits as libibverbs does, without the prefix IBV_QP_.
-func (m AttributeMask) String() string {
-	var names []string
-	for _, n := range maskNames {
-		if m&n.bit != 0 {
-			names = append(names, n.name)
-			m &^= n.bit
-		}
-	}
-	if m != 0 {
-		names = append(names, fmt.Sprintf("%#x", uint32(m)))
-	}
-	return strings.Join(names, "|")
-}
+func (m AttributeMask) String() string { return enum.Flags(m, maskNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m AttributeMask) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *AttributeMask) UnmarshalText(text []byte) error { return enum.ParseFlags(m, text) }
 
 var (
 	// ErrTransition is returned by Modify for a change of state that does not exist, or whose attributes do not fit.

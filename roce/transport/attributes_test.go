@@ -112,8 +112,8 @@ var table = map[[2]State]struct{ required, optional AttributeMask }{
 // eachBit calls f with every attribute there is but STATE.
 func eachBit(f func(bit AttributeMask)) {
 	for _, n := range maskNames {
-		if n.bit != MaskState {
-			f(n.bit)
+		if n.Bit != MaskState {
+			f(n.Bit)
 		}
 	}
 	f(1 << 18) // PATH_MIG_STATE, unknown here
@@ -208,8 +208,8 @@ func TestRanges(t *testing.T) {
 	} {
 		var bit AttributeMask
 		for _, n := range maskNames {
-			if n.name == c.name {
-				bit = n.bit
+			if n.Name == c.name {
+				bit = n.Bit
 			}
 		}
 		for key, row := range table {
@@ -270,10 +270,10 @@ func TestResetForgets(t *testing.T) {
 func TestMaskNames(t *testing.T) {
 	total := AttributeMask(0)
 	for _, n := range maskNames {
-		require.Equal(t, 1, bits.OnesCount32(uint32(n.bit)))
-		require.Zero(t, total&n.bit)
-		require.Equal(t, n.name, n.bit.String())
-		total |= n.bit
+		require.Equal(t, 1, bits.OnesCount32(uint32(n.Bit)))
+		require.Zero(t, total&n.Bit)
+		require.Equal(t, n.Name, n.Bit.String())
+		total |= n.Bit
 	}
 	require.Equal(t, "STATE|PORT|0x80000000", (MaskState | MaskPort | 1<<31).String())
 	require.Equal(t, AttributeMask(1<<20), MaskDestinationQPN, "as in enum ibv_qp_attr_mask")

@@ -29,6 +29,8 @@ type Counters struct {
 	HandedOver         uint64 // packets that came in on another shard's queue; of the engine there
 	Moves              uint64 // QPs that came from another engine, of a QP its moves
 	CompletionsDropped uint64 // completions that found their CQ full: the QP failed
+	// ChecksumsIgnored counts packets that reached a QP with a right ICRC and a UDP checksum that is not (roce.Packet.ChecksumWrong).
+	ChecksumsIgnored uint64
 
 	Drops [roce.DropReasons]uint64
 	// SentOpcodes and ReceivedOpcodes are packets by the operation of their opcode, its lower five bits; all QPs are RC.
@@ -65,6 +67,7 @@ var names = [...]struct {
 	{"handed_over", func(c *Counters) *uint64 { return &c.HandedOver }},
 	{"moves", func(c *Counters) *uint64 { return &c.Moves }},
 	{"dropped_cqe", func(c *Counters) *uint64 { return &c.CompletionsDropped }},
+	{"udp_checksum_ignored", func(c *Counters) *uint64 { return &c.ChecksumsIgnored }},
 }
 
 // Named returns the counters by name, those that are zero included, but without drops and opcodes.

@@ -76,6 +76,9 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 	for _, c := range qp.counts {
 		c.ReceivedPackets++
 		c.ReceivedBytes += uint64(p.PayloadLength)
+		if p.ChecksumWrong {
+			c.ChecksumsIgnored++
+		}
 	}
 	e.verdict = Verdict{}
 	if reason := qp.admit(p); reason != roce.DropNone {

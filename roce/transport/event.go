@@ -1,6 +1,10 @@
 package transport
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xroce/xroce/internal/enum"
+)
 
 // EventType is what an asynchronous event tells; the values are those of enum ibv_event_type.
 type EventType uint8
@@ -14,7 +18,7 @@ const (
 	EventCommEst          EventType = 4  // the first packet of the peer came while the QP was in RTR
 	EventSQDrained        EventType = 5  // everything that had begun before SQD is done
 	EventDeviceFatal      EventType = 8  // the device cannot go on
-	EventPortActive       EventType = 9  // the network device came up
+	EventPortActive       EventType = 9  // the network device came up, or has another MTU
 	EventPortErr          EventType = 10 // the network device went down
 	EventSRQErr           EventType = 14 // an SRQ cannot go on
 	EventSRQLimitReached  EventType = 15 // fewer requests are left in an SRQ than its limit
@@ -44,6 +48,12 @@ func (t EventType) String() string {
 	}
 	return fmt.Sprintf("event %d", uint8(t))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (t EventType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (t *EventType) UnmarshalText(text []byte) error { return enum.Parse(t, text) }
 
 // Events takes the events of a QP.
 type Events interface {

@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -24,6 +25,23 @@ const (
 	Unsent                     // thrown away, because the link is down or the device that it was for is closed
 	Duplicate                  // received: a request that was executed before, and is answered again
 )
+
+var markNames = []enum.Flag[Mark]{
+	{Bit: Outbound, Name: "OUTBOUND"},
+	{Bit: Request, Name: "REQUEST"},
+	{Bit: Again, Name: "AGAIN"},
+	{Bit: Unsent, Name: "UNSENT"},
+	{Bit: Duplicate, Name: "DUPLICATE"},
+}
+
+// String names the bits, such as "OUTBOUND|REQUEST"; "0" is none.
+func (m Mark) String() string { return enum.Flags(m, markNames) }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *Mark) UnmarshalText(text []byte) error { return enum.ParseFlags(m, text) }
 
 // Packet is a captured frame.
 type Packet struct {

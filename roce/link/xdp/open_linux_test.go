@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/internal/netns"
@@ -205,8 +206,8 @@ func TestForeignProgram(t *testing.T) {
 func TestOpenTwice(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	openEnd(t, p.A, Options{})
-	own := fmt.Sprintf("veth0 serves another xroce process, pid %d (XDP program xdp_roce, id ", os.Getpid())
-	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, own, "one process at a time")
+	const own = "veth0 serves this process already (XDP program xdp_roce, id "
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, own, "open a device once")
 	port, err := Probe("veth0", ProbeOptions{NetNS: p.A.Namespace.Path()})
 	require.NoError(t, err)
 	require.ErrorIs(t, port.Obstacle, ErrTaken)
@@ -222,7 +223,8 @@ func TestQueueTaken(t *testing.T) {
 		return err
 	}))
 	defer socket.Close()
-	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "queue 1", "taken")
+	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken, "queue 1", "taken",
+		fmt.Sprintf("%d (this process)", os.Getpid()))
 	require.False(t, attached(t, p.A), "nothing is left attached")
 	d := openEnd(t, p.A, Options{Queues: 1})
 	require.Len(t, d.Queues(), 1)
@@ -374,6 +376,33 @@ func TestWithoutPrivileges(t *testing.T) {
 	require.Contains(t, line, "CAP_BPF")
 	require.Contains(t, line, "CAP_NET_ADMIN")
 	t.Log(line)
+}
+
+// TestMemoryLocked: of what Open needs only the three capabilities and 6 MiB of locked memory for each queue are left. They suffice, and
+// with another queue the error says what there is to do.
+func TestMemoryLocked(t *testing.T) {
+	const limit = 8 << 20
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: old.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)) }()
+	open := func(queues int) string {
+		cmd, line := startChild(t, newPair(t, netlab.PairOptions{Queues: queues}).A.Namespace, &syscall.SysProcAttr{
+			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
+			AmbientCaps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF},
+		})
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		return line
+	}
+	require.Equal(t, "open", open(1))
+	text := open(2)
+	for _, part := range []string{
+		"environment=true: open veth0: ", "the UMEM of 6291456 bytes and what this user has locked already exceed RLIMIT_MEMLOCK, 8388608 bytes",
+		"(raise it with ulimit -l, or give CAP_IPC_LOCK)", "each of the 2 queues needs as much, and Options.Queues uses fewer",
+	} {
+		require.Contains(t, text, part)
+	}
 }
 
 func TestIsEnvironment(t *testing.T) {

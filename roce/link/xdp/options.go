@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/xsk"
 )
@@ -65,6 +66,12 @@ func (m MultiBuffer) String() string {
 	}
 	return fmt.Sprintf("MultiBuffer(%d)", uint8(m))
 }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m MultiBuffer) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *MultiBuffer) UnmarshalText(text []byte) error { return enum.Parse(m, text) }
 
 // Options of Open. The zero value works.
 type Options struct {

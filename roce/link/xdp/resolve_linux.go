@@ -129,7 +129,7 @@ func (r resolver) serves(source, destination netip.Addr) error {
 	case named(source) && !slices.Contains(state.addresses, source):
 		return fmt.Errorf("%w: source address %v is not on %s", link.ErrNoNeighbour, source, r.name)
 	case slices.Contains(state.addresses, destination):
-		return fmt.Errorf("%w: %v is an address of this machine", link.ErrNoNeighbour, destination)
+		return r.explainOwn(destination)
 	}
 	return nil
 }
@@ -205,7 +205,7 @@ func (r resolver) explainRoute(source, destination netip.Addr, options netlink.R
 		return fmt.Errorf("%w: no route%s to %v on %s: %w", link.ErrNoNeighbour, from, destination, r.name, err)
 	}
 	if other.Type == unix.RTN_LOCAL {
-		return fmt.Errorf("%w: %v is an address of this machine", link.ErrNoNeighbour, destination)
+		return r.explainOwn(destination)
 	}
 	through := "device " + strconv.Itoa(other.LinkIndex)
 	_ = r.do(func(h *netlink.Handle) error {
@@ -223,6 +223,8 @@ func (r resolver) explainRoute(source, destination netip.Addr, options netlink.R
 func (r resolver) await(ctx context.Context, neighbour netip.Addr) (roce.MAC, error) {
 	r.hops.asked(neighbour)
 	pause := firstPause
+	var own error // what the neighbour is, if it is this machine
+	var patience <-chan time.Time
 	for asked := false; ; {
 		entry, err := r.neighbour(neighbour)
 		if err != nil {
@@ -241,11 +243,16 @@ func (r resolver) await(ctx context.Context, neighbour netip.Addr) (roce.MAC, er
 			if err := r.ask(neighbour); err != nil {
 				return roce.MAC{}, err
 			}
+			if own = r.own(neighbour); own != nil && patience == nil {
+				patience = time.After(ownPatience)
+			}
 			asked = true
 		}
 		select {
 		case <-ctx.Done():
 			return roce.MAC{}, ctx.Err()
+		case <-patience:
+			return roce.MAC{}, own
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
 		}

@@ -54,6 +54,9 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 		if errors.Is(err, xsk.ErrQueueBusy) {
 			err = queueTaken(err)
 		}
+		if errors.Is(err, xsk.ErrMemoryLocked) && count > 1 {
+			err = fmt.Errorf("%w; each of the %d queues needs as much, and Options.Queues uses fewer", err, count)
+		}
 		if err != nil {
 			return opened, got, err
 		}
@@ -72,12 +75,11 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 func (d *Device) attach(index int, mode Mode, patience time.Duration) (*bpf.Attachment, error) {
 	for start := time.Now(); ; time.Sleep(attachPause) {
 		attachment, err := bpf.Attach(d.program, index, mode)
-		foreign := (*bpf.ForeignProgramError)(nil)
-		if !errors.As(err, &foreign) || foreign.Name != ownProgram {
-			return attachment, err
+		if err == nil {
+			return attachment, nil
 		}
-		if pid := programOwner(foreign.ID); pid != 0 || time.Since(start) > patience {
-			return nil, takenByOwn(d.netdev.name, foreign.ID, pid)
+		if err, wait := d.netdev.attachedAlready(d.netdev.name, index, err); !wait || time.Since(start) > patience {
+			return nil, err
 		}
 	}
 }

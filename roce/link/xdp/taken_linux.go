@@ -30,16 +30,29 @@ func takenBy(device string, id uint32) error {
 
 // queueTaken adds to an error that says that a queue is taken the processes that may have it.
 func queueTaken(err error) error {
-	if holders := socketHolders(); len(holders) > 0 {
-		return fmt.Errorf("%w; pids of processes with AF_XDP sockets: %v", err, holders)
+	var holders []string
+	for _, pid := range socketHolders() {
+		name := strconv.Itoa(pid)
+		if pid == os.Getpid() {
+			name += " (this process)"
+		}
+		holders = append(holders, name)
 	}
-	return err
+	if holders == nil {
+		return err
+	}
+	return fmt.Errorf("%w; pids of processes with AF_XDP sockets: %s", err, strings.Join(holders, ", "))
 }
 
 // takenByOwn says, with ErrTaken, that a device serves a process already, whose pid is 0 if it is not known.
 func takenByOwn(device string, id uint32, pid int) error {
 	owner := ""
-	if pid != 0 {
+	switch pid {
+	case 0:
+	case os.Getpid():
+		return fmt.Errorf("%w: %s serves this process already (XDP program %s, id %d): open a device once, and use that one",
+			ErrTaken, device, ownProgram, id)
+	default:
 		owner = fmt.Sprintf(", pid %d", pid)
 	}
 	return fmt.Errorf("%w: %s serves another xroce process%s (XDP program %s, id %d): a device serves one process at a time",
@@ -62,7 +75,29 @@ func programName(id uint32) string {
 // programOwner finds a process that holds a program, among those whose descriptors may be looked at and that have not been
 // killed; 0 if there is none.
 func programOwner(id uint32) (pid int) {
-	line := []byte(fmt.Sprintf("prog_id:\t%d\n", id)) // kernel/bpf/syscall.c: bpf_prog_show_fdinfo
+	eachProgram(func(program uint32, owner int) (more bool) {
+		if program == id {
+			pid = owner
+		}
+		return pid == 0
+	})
+	return pid
+}
+
+// ownProcesses finds the processes that hold programs of package bpf, as programOwner does.
+func ownProcesses() (pids []int) {
+	eachProgram(func(program uint32, owner int) (more bool) {
+		if programName(program) == ownProgram {
+			pids = append(pids, owner)
+		}
+		return true
+	})
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// eachProgram calls f for the BPF programs that processes hold, while it wants more.
+func eachProgram(f func(program uint32, owner int) (more bool)) {
 	descriptors, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, d := range descriptors {
 		if kind, _ := os.Readlink(d); kind != "anon_inode:bpf-prog" {
@@ -70,12 +105,19 @@ func programOwner(id uint32) (pid int) {
 		}
 		parts := strings.Split(d, "/") // "", "proc", pid, "fd", number
 		information, err := os.ReadFile("/proc/" + parts[2] + "/fdinfo/" + parts[4])
-		if err == nil && bytes.Contains(information, line) && !killed(parts[2]) {
-			pid, _ = strconv.Atoi(parts[2])
-			return pid
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(information), "prog_id:\t") // kernel/bpf/syscall.c: bpf_prog_show_fdinfo
+		number, _, _ := strings.Cut(rest, "\n")
+		program, err := strconv.ParseUint(number, 10, 32)
+		if err != nil || killed(parts[2]) {
+			continue
+		}
+		if owner, _ := strconv.Atoi(parts[2]); !f(uint32(program), owner) {
+			return
 		}
 	}
-	return 0
 }
 
 // killed says whether SIGKILL is on its way to a process (SigPnd in proc_pid_status(5)).

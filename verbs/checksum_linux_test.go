@@ -30,6 +30,27 @@ func TestUnfinishedChecksum(t *testing.T) {
 	}
 }
 
+// udpSocket makes a socket whose packets have the headers that roce.HeaderTemplate makes: the ICRC covers them.
+func udpSocket(t *testing.T, e *netlab.End, at netip.AddrPort) (socket *net.UDPConn) {
+	t.Helper()
+	require.NoError(t, e.Namespace.Do(func() (err error) {
+		socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		return err
+	}))
+	raw, err := socket.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		if at.Addr().Is4() { // DF, and so identification 0
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+		} else { // RoCE has no checksum on IPv6 either
+			const noCheckReceive = 102 // UDP_NO_CHECK6_RX, include/uapi/linux/udp.h
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, noCheckReceive, 1)
+		}
+	}))
+	require.NoError(t, err)
+	return socket
+}
+
 func unfinishedChecksum(t *testing.T, pair *netlab.Pair, d *verbs.Device, v6 bool) {
 	from, to := pair.B.IPv4(), pair.A.IPv4()
 	if v6 {
@@ -40,20 +61,8 @@ func unfinishedChecksum(t *testing.T, pair *netlab.Pair, d *verbs.Device, v6 boo
 	attr.DestQPN, attr.AH = puppet.QPN, verbs.AHAttr{DGID: roce.GIDFromAddr(from), SGIDIndex: gidIndex(t, d, v6)}
 	puppet.Establish(t, a.qp, attr)
 
-	var socket *net.UDPConn
-	require.NoError(t, pair.B.Namespace.Do(func() (err error) {
-		socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)))
-		return err
-	}))
+	socket := udpSocket(t, &pair.B, netip.AddrPortFrom(from, 0))
 	defer socket.Close()
-	raw, err := socket.SyscallConn()
-	require.NoError(t, err)
-	require.NoError(t, raw.Control(func(fd uintptr) { // DF, and so identification 0: the ICRC covers both
-		if !v6 {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-		}
-	}))
-	require.NoError(t, err)
 
 	template := roce.NewHeaderTemplate(roce.Path{
 		Source: roce.GIDFromAddr(from), Destination: roce.GIDFromAddr(to),

@@ -5,12 +5,13 @@
 // Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
 // done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
 // while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue
-// pair whose frames all do so moves (move.go); those to an address of this process go through inboxes, too (loopback.go). What changes about the port is followed (follow.go).
+// pair whose frames all do so moves (move.go); those to an address of this process go through inboxes, too (loopback.go). What changes about the port is followed (follow.go),
+// and the way to a peer that is silent looked at (confirm.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
 // and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
-// events (backlog.mu) and those of who sleeps, under which nothing of these is locked.
+// events (backlog.mu), of ways in doubt (doubts.mu) and of who sleeps, under which nothing of these is locked.
 package driver
 
 import (
@@ -67,6 +68,7 @@ type Device struct {
 	gids    gids
 
 	follower follower
+	doubts   doubts
 	captures captures
 
 	events    backlog[AsyncEvent]

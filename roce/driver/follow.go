@@ -10,7 +10,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -59,6 +58,7 @@ func (d *Device) startFollowing() {
 	f.gids, _ = d.GIDs()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
+	d.startConfirming(ctx)
 	if !d.options.Manual {
 		f.ended.Go(func() { d.follow(ctx) })
 		f.ended.Go(func() { d.search(ctx) })
@@ -224,7 +224,6 @@ func (q *QP) limitMTU(active roce.MTU) {
 
 // reroute finds the ways of all queue pairs again, each way once.
 func (d *Device) reroute(ctx context.Context) (found bool) {
-	type way struct{ source, destination netip.Addr }
 	ways := make(map[way][]*QP)
 	for _, q := range d.wired() {
 		q.locked(func(t *transport.QP) {

@@ -115,6 +115,13 @@ type Detailer interface {
 	Details() map[string]uint64
 }
 
+// Confirmer is implemented by Devices whose answers of Resolve may go out of date without a Change. Confirm has the neighbour on the way
+// from source to destination asked whether it still has the Ethernet address that is known, and looked for if not; a Change tells
+// what comes of it. It may take until ctx ends, and need privileges. It may be called concurrently.
+type Confirmer interface {
+	Confirm(ctx context.Context, source, destination netip.Addr) error
+}
+
 // Steering tells a Device which packets are this process's own; everything else stays with the host.
 type Steering struct {
 	// QPNs in [QPNBase, QPNBase + 1<<QPNBits) are delivered to the queues.

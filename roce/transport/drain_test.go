@@ -16,6 +16,7 @@ import (
 type diary struct {
 	entries   []string
 	completed func() // called after each completion, if not nil
+	silent    []roce.Path
 }
 
 func (d *diary) Complete(wc *queue.WC, _ bool) bool {
@@ -27,6 +28,8 @@ func (d *diary) Complete(wc *queue.WC, _ bool) bool {
 }
 
 func (d *diary) Event(e EventType) { d.entries = append(d.entries, e.String()) }
+
+func (d *diary) Unanswered(path roce.Path) { d.silent = append(d.silent, path) }
 
 // sink takes frames and forgets them.
 type sink struct {

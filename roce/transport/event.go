@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/xroce/xroce/internal/enum"
+	"github.com/xroce/xroce/roce"
 )
 
 // EventType is what an asynchronous event tells; the values are those of enum ibv_event_type.
@@ -60,4 +61,7 @@ type Events interface {
 	// Event is called under the same rule as everything else of the QP: by one goroutine at a time. It must not
 	// call the transport.
 	Event(EventType)
+	// Unanswered is called, under the same rule, when ACK timeouts in a row have brought nothing, and before the QP ends because
+	// of it: the way to the peer may be another one than path by now.
+	Unanswered(path roce.Path)
 }

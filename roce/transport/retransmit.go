@@ -100,5 +100,8 @@ func (q *QP) requesterExpired() {
 	for _, c := range q.counts {
 		c.Timeouts++
 	}
+	if (r.retries > 0 || q.attrs.RetryCount == 0) && q.config.Events != nil {
+		q.config.Events.Unanswered(q.attrs.Path)
+	}
 	q.resend()
 }

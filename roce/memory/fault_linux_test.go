@@ -113,3 +113,15 @@ func TestOtherPanicsGoOn(t *testing.T) {
 		_ = list[len(list)]
 	})
 }
+
+// TestTouch: every page is asked for, and one that is not there is told.
+func TestTouch(t *testing.T) {
+	buffer, file := mapFile(t, unix.PROT_READ|unix.PROT_WRITE)
+	page := os.Getpagesize()
+	buffer[0], buffer[1], buffer[page] = 1, 2, 3
+	require.Equal(t, FaultNone, Touch(buffer, page))
+	require.Equal(t, []byte{0, 2, 0}, []byte{buffer[0], buffer[1], buffer[page]})
+	require.NoError(t, file.Truncate(int64(page)))
+	require.Equal(t, FaultBuffer, Touch(buffer, page))
+	require.Equal(t, FaultNone, Touch(buffer[:page], page))
+}

@@ -237,22 +237,3 @@ type RemoteMemory struct {
 	Length uint64 `json:"length"`
 	RKey   uint32 `json:"rkey"`
 }
-
-// LoadUint64 loads the 8-byte aligned word at offset atomically, in host byte order. This is how a program waits for a
-// peer's RDMA WRITE without a completion: if the word is the last of the message, everything before it is
-// there once the word has changed.
-func (m *MR) LoadUint64(offset int) (uint64, error) {
-	if err := m.check(); err != nil {
-		return 0, err
-	}
-	if offset < 0 {
-		return 0, fmt.Errorf("MR: %w: offset %d", ErrInvalid, offset)
-	}
-	region := m.view.Load().region
-	if region == nil {
-		if region = m.allocation.Region(); region == nil {
-			return 0, fmt.Errorf("MR: %w: key %#x is not registered now", ErrInvalid, m.RKey())
-		}
-	}
-	return region.LoadUint64(uint64(offset))
-}

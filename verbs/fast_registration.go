@@ -63,9 +63,12 @@ func (m *MR) change(edit func(*mrView) error) error {
 // Map sets the buffer that the next registration opens, and the address of its first byte. The region must be closed.
 func (m *MR) Map(buffer []byte, iova uint64) error {
 	return m.change(func(v *mrView) error {
+		allocated.enter(buffer)
 		if err := m.allocation.Map(buffer, iova); err != nil {
+			allocated.leave(buffer)
 			return err
 		}
+		allocated.leave(v.buffer)
 		v.buffer, v.address = buffer, iova
 		return nil
 	})

@@ -32,7 +32,7 @@ type mrView struct {
 }
 
 // RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its
-// virtual address, or from 0 on with AccessZeroBased. The buffer stays reachable until Dereg; what access permits to peers
+// virtual address, or from 0 on with AccessZeroBased. The buffer stays reachable, and FreeBuffer refuses it, until Dereg; what access permits to peers
 // may happen at any time until then, so the program synchronises with them by completions or with LoadUint64. Nothing is
 // locked into memory: RLIMIT_MEMLOCK does not matter.
 func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
@@ -48,8 +48,10 @@ func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 		p.leave()
 		return nil, err
 	}
+	allocated.enter(buffer)
 	region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
 	if err != nil {
+		allocated.leave(buffer)
 		p.device.regions.give()
 		p.leave()
 		return nil, err
@@ -116,8 +118,10 @@ func (m *MR) Rereg(c MRChange) error {
 		}
 		pd, change.Domain = c.PD, &c.PD.domain
 	}
+	allocated.enter(c.Buffer)
 	region, err := pd.device.driver.Memory().Reregister(old.region, change)
 	if err != nil {
+		allocated.leave(c.Buffer)
 		if pd != m.pd {
 			pd.leave()
 		}
@@ -130,6 +134,7 @@ func (m *MR) Rereg(c MRChange) error {
 	buffer := old.buffer
 	if c.Buffer != nil {
 		buffer = c.Buffer
+		allocated.leave(old.buffer)
 	}
 	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
 	m.warning.Stop()
@@ -166,6 +171,7 @@ func (m *MR) Dereg() error {
 		return inUse("MR", err)
 	}
 	m.dead = true
+	allocated.leave(m.view.Load().buffer)
 	m.warning.Stop()
 	m.pd.device.regions.give()
 	m.pd.leave()
@@ -230,23 +236,4 @@ type RemoteMemory struct {
 	Addr   uint64 `json:"addr"`
 	Length uint64 `json:"length"`
 	RKey   uint32 `json:"rkey"`
-}
-
-// LoadUint64 loads the 8-byte aligned word at offset atomically, in host byte order. This is how a program waits for a
-// peer's RDMA WRITE without a completion: if the word is the last of the message, everything before it is
-// there once the word has changed.
-func (m *MR) LoadUint64(offset int) (uint64, error) {
-	if err := m.check(); err != nil {
-		return 0, err
-	}
-	if offset < 0 {
-		return 0, fmt.Errorf("MR: %w: offset %d", ErrInvalid, offset)
-	}
-	region := m.view.Load().region
-	if region == nil {
-		if region = m.allocation.Region(); region == nil {
-			return 0, fmt.Errorf("MR: %w: key %#x is not registered now", ErrInvalid, m.RKey())
-		}
-	}
-	return region.LoadUint64(uint64(offset))
 }

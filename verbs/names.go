@@ -233,5 +233,6 @@ var (
 	ErrInline         = queue.ErrInline  // inline data without the flag, beside a list, of an operation that takes none, or too much
 	ErrAccessFlags    = memory.ErrAccess // access flags do not fit each other
 	ErrEmptyBuffer    = memory.ErrEmptyBuffer
+	ErrFault          = memory.ErrFault   // memory that is registered cannot be accessed (EFAULT)
 	ErrAddress        = memory.ErrAddress // the region would reach beyond the end of the address space
 )

@@ -71,6 +71,83 @@ func (u *User) holdWord(p *Principal, need Access, r Range) (*uint64, Fault) {
 	return word, FaultNone
 }
 
+// The program's own accesses to words of its memory. Region.pin announces them, so that Deregister and all others that end a
+// region wait for them as they do for those of the engine; any number of them may be under way at once. They ask for
+// no right: the memory is the program's. FaultKey says that the region has ended.
+
+// LoadUint64 loads the aligned word at offset, in host byte order. It is how a program sees that a peer's write has arrived: if the
+// word is the last of the message, everything before it is there too.
+func (r *Region) LoadUint64(offset uint64) (value uint64, fault Fault) {
+	word, fault := r.pin(offset)
+	if fault != FaultNone {
+		return 0, fault
+	}
+	defer r.unpin()
+	value, ok := load(word)
+	return value, faultOf(ok)
+}
+
+// StoreUint64 stores the aligned word at offset, in host byte order.
+func (r *Region) StoreUint64(offset, value uint64) Fault {
+	word, fault := r.pin(offset)
+	if fault != FaultNone {
+		return fault
+	}
+	defer r.unpin()
+	return faultOf(store(word, value))
+}
+
+// AddUint64 adds to the aligned word at offset, modulo 2^64, and returns the word as it is then.
+func (r *Region) AddUint64(offset, delta uint64) (sum uint64, fault Fault) {
+	word, fault := r.pin(offset)
+	if fault != FaultNone {
+		return 0, fault
+	}
+	defer r.unpin()
+	original, ok := fetchAdd(word, delta)
+	if !ok {
+		return 0, FaultBuffer
+	}
+	return original + delta, FaultNone
+}
+
+// CompareAndSwapUint64 stores next in the aligned word at offset if that is equal to old, and says whether it was.
+func (r *Region) CompareAndSwapUint64(offset, old, next uint64) (swapped bool, fault Fault) {
+	word, fault := r.pin(offset)
+	if fault != FaultNone {
+		return false, fault
+	}
+	defer r.unpin()
+	original, ok := compareSwap(word, old, next)
+	return ok && original == old, faultOf(ok)
+}
+
+// pin finds the word at offset of a region that has not ended. On FaultNone the caller unpins.
+func (r *Region) pin(offset uint64) (*uint64, Fault) {
+	if offset > r.Length() || r.Length()-offset < 8 {
+		return nil, FaultBounds
+	}
+	word := wordOf(r.buffer[offset : offset+8])
+	if word == nil {
+		return nil, FaultAlignment
+	}
+	r.pins.Add(1) // then look, as in User.hold
+	if r.dead.Load() {
+		r.unpin()
+		return nil, FaultKey
+	}
+	return word, FaultNone
+}
+
+func (r *Region) unpin() { r.pins.Add(-1) }
+
+func faultOf(ok bool) Fault {
+	if !ok {
+		return FaultBuffer
+	}
+	return FaultNone
+}
+
 func compareSwap(word *uint64, compare, swap uint64) (original uint64, ok bool) {
 	ok = true
 	defer survive(&ok, debug.SetPanicOnFault(true))
@@ -87,6 +164,12 @@ func fetchAdd(word *uint64, add uint64) (original uint64, ok bool) {
 	ok = true
 	defer survive(&ok, debug.SetPanicOnFault(true))
 	return atomic.AddUint64(word, add) - add, ok
+}
+
+func load(word *uint64) (value uint64, ok bool) {
+	ok = true
+	defer survive(&ok, debug.SetPanicOnFault(true))
+	return atomic.LoadUint64(word), ok
 }
 
 func store(word *uint64, value uint64) (ok bool) {

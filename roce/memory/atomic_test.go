@@ -89,7 +89,7 @@ func TestAtomicsRefused(t *testing.T) {
 	require.Equal(t, [3]Fault{FaultNone, FaultNone, FaultAccess}, [3]Fault{swap, add, store})
 }
 
-// TestAtomicsOfSeveralUsers: no addition is lost, whether made by FetchAdd or by CompareSwap.
+// TestAtomicsOfSeveralUsers: no addition is lost, whether made by FetchAdd or by CompareSwap, or by the program itself.
 func TestAtomicsOfSeveralUsers(t *testing.T) {
 	b := newBench(t)
 	region := b.register(8, 0, LocalWrite|RemoteAtomic)
@@ -119,10 +119,23 @@ func TestAtomicsOfSeveralUsers(t *testing.T) {
 			}
 		})
 	}
+	running.Go(func() {
+		for range rounds {
+			sum, fault := region.AddUint64(0, 7)
+			for swapped := false; fault == FaultNone && !swapped; {
+				if swapped, fault = region.CompareAndSwapUint64(0, sum, sum+11); !swapped && fault == FaultNone {
+					sum, fault = region.LoadUint64(0)
+				}
+			}
+			if fault != FaultNone {
+				panic("the program's own")
+			}
+		}
+	})
 	running.Wait()
-	sum, err := region.LoadUint64(0)
-	require.NoError(t, err)
-	require.Equal(t, uint64(2*rounds*(3+5)), sum)
+	sum, fault := region.LoadUint64(0)
+	require.Equal(t, FaultNone, fault)
+	require.Equal(t, uint64(2*rounds*(3+5)+rounds*(7+11)), sum)
 	distinct := make(map[uint64]bool)
 	for _, list := range seen {
 		for _, v := range list {

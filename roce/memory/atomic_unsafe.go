@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"fmt"
 	"sync/atomic"
 	"unsafe"
 )
@@ -27,17 +26,4 @@ func wordOf(b []byte) *uint64 {
 		return nil
 	}
 	return (*uint64)(p)
-}
-
-// LoadUint64 loads the aligned word at offset atomically, in host byte order. It is how a program sees that a
-// peer's write has arrived: if the word is the last of the message, everything before it is there too.
-func (r *Region) LoadUint64(offset uint64) (uint64, error) {
-	if offset > r.Length() || r.Length()-offset < 8 {
-		return 0, fmt.Errorf("memory: word at offset %d of a region of %d bytes", offset, r.Length())
-	}
-	word := wordOf(r.buffer[offset : offset+8])
-	if word == nil {
-		return 0, fmt.Errorf("memory: word at offset %d is not aligned to 8 bytes", offset)
-	}
-	return atomic.LoadUint64(word), nil
 }

@@ -24,3 +24,16 @@ func BenchmarkCopy(b *testing.B) {
 		copy(into, data)
 	}
 }
+
+// BenchmarkLoad is what a program pays that waits for a word.
+func BenchmarkLoad(b *testing.B) {
+	region, err := NewTable(1).Register(new(Domain), aligned(8, 0), 0, LocalWrite)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, fault := region.LoadUint64(0); fault != FaultNone {
+			b.Fatal(fault)
+		}
+	}
+}

@@ -104,8 +104,8 @@ func TestFinalWordIsLast(t *testing.T) {
 	}()
 	for i := uint64(1); i <= rounds; i++ {
 		for {
-			word, err := region.LoadUint64(length - 8)
-			require.NoError(t, err)
+			word, fault := region.LoadUint64(length - 8)
+			require.Equal(t, FaultNone, fault)
 			if word == i {
 				break
 			}
@@ -136,20 +136,44 @@ func TestLastWord(t *testing.T) {
 	}
 }
 
-func TestLoadUint64(t *testing.T) {
+// TestWords: the program's own accesses are to words in host byte order, within the region and aligned in memory.
+func TestWords(t *testing.T) {
 	table := NewTable(1)
 	buffer := aligned(20, 4)
 	copy(buffer[4:], []byte{1, 2, 3, 4, 5, 6, 7, 8})
 	region, err := table.Register(new(Domain), buffer, 0, 0)
 	require.NoError(t, err)
-	word, err := region.LoadUint64(4)
-	require.NoError(t, err)
-	require.Equal(t, binary.NativeEndian.Uint64([]byte{1, 2, 3, 4, 5, 6, 7, 8}), word)
-	word, err = region.LoadUint64(12)
-	require.NoError(t, err)
-	require.Zero(t, word)
-	for _, bad := range []uint64{0, 1, 5, 13, 16, 20, 21, 1<<64 - 1, 1<<64 - 4} {
-		_, err = region.LoadUint64(bad)
-		require.Error(t, err, "%d", bad)
+	first := binary.NativeEndian.Uint64([]byte{1, 2, 3, 4, 5, 6, 7, 8})
+	for offset, want := range map[uint64]uint64{4: first, 12: 0} {
+		word, fault := region.LoadUint64(offset)
+		require.Equal(t, FaultNone, fault)
+		require.Equal(t, want, word)
 	}
+	swapped, fault := region.CompareAndSwapUint64(4, first+1, 7)
+	require.Equal(t, []any{FaultNone, false}, []any{fault, swapped})
+	swapped, fault = region.CompareAndSwapUint64(4, first, 7)
+	require.Equal(t, []any{FaultNone, true}, []any{fault, swapped})
+	sum, fault := region.AddUint64(4, 1<<64-8)
+	require.Equal(t, []any{FaultNone, uint64(1<<64 - 1)}, []any{fault, sum})
+	require.Equal(t, FaultNone, region.StoreUint64(12, first))
+	require.Equal(t, []byte{0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 1, 2, 3, 4, 5, 6, 7, 8}, buffer)
+
+	for offset, want := range map[uint64]Fault{
+		0: FaultAlignment, 1: FaultAlignment, 5: FaultAlignment,
+		13: FaultBounds, 16: FaultBounds, 20: FaultBounds, 21: FaultBounds, 1<<64 - 1: FaultBounds, 1<<64 - 4: FaultBounds,
+	} {
+		requireWords(t, region, offset, want)
+	}
+	require.NoError(t, table.Deregister(region))
+	requireWords(t, region, 4, FaultKey)
+	require.Zero(t, region.pins.Load())
+}
+
+// requireWords tries every access to the word at offset.
+func requireWords(t *testing.T, r *Region, offset uint64, want Fault) {
+	t.Helper()
+	_, load := r.LoadUint64(offset)
+	_, add := r.AddUint64(offset, 1)
+	_, swap := r.CompareAndSwapUint64(offset, 0, 1)
+	require.Equal(t, [4]Fault{want, want, want, want}, [4]Fault{load, r.StoreUint64(offset, 1), add, swap}, "at %d", offset)
 }

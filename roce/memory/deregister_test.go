@@ -68,3 +68,49 @@ func TestCase_C3(t *testing.T) {
 	require.Zero(t, table.Count())
 	require.Empty(t, table.users)
 }
+
+// TestDeregisterWaitsForTheProgram: the same for the program's own accesses, made on other goroutines.
+func TestDeregisterWaitsForTheProgram(t *testing.T) {
+	table := NewTable(1)
+	var current atomic.Pointer[Region]
+	var stop atomic.Bool
+	var running sync.WaitGroup
+	var stored, refused atomic.Uint64
+	for range 2 {
+		running.Go(func() {
+			for n := 0; !stop.Load(); n++ {
+				region := current.Load()
+				if n%4 == 0 {
+					runtime.Gosched()
+				}
+				if region == nil {
+					continue
+				}
+				switch region.StoreUint64(0, 1) {
+				case FaultNone:
+					stored.Add(1)
+				case FaultKey:
+					refused.Add(1)
+				default:
+					panic("unexpected fault")
+				}
+			}
+		})
+	}
+	for range 5000 {
+		buffer := aligned(8, 0)
+		region, err := table.Register(new(Domain), buffer, 0, LocalWrite)
+		require.NoError(t, err)
+		current.Store(region)
+		for before := stored.Load(); stored.Load() < before+2; {
+			runtime.Gosched()
+		}
+		require.NoError(t, table.Deregister(region))
+		clear(buffer)
+		runtime.Gosched()
+		require.Equal(t, make([]byte, 8), buffer, "written after Deregister had returned")
+	}
+	stop.Store(true)
+	running.Wait()
+	require.NotZero(t, refused.Load(), "nobody tried at the right moment")
+}

@@ -80,7 +80,7 @@ func TestReadOnlyBuffer(t *testing.T) {
 	require.Equal(t, FaultNone, user.Read(&Principal{Domain: domain}, 0, r, make([]byte, 64)))
 }
 
-// TestFaultingAtomics: the same for atomics.
+// TestFaultingAtomics: the same for atomics and for the program's own accesses.
 func TestFaultingAtomics(t *testing.T) {
 	b := newBench(t)
 	buffer, file := mapFile(t, unix.PROT_READ|unix.PROT_WRITE)
@@ -92,6 +92,8 @@ func TestFaultingAtomics(t *testing.T) {
 	require.Equal(t, [3]Fault{}, [3]Fault{swap, add, store})
 	swap, add, store = b.atomics(b.p, Range{region.Key(), page, 8})
 	require.Equal(t, [3]Fault{FaultBuffer, FaultBuffer, FaultBuffer}, [3]Fault{swap, add, store})
+	requireWords(t, region, page, FaultBuffer)
+	require.Equal(t, FaultNone, region.StoreUint64(page-8, 4))
 	require.NoError(t, b.table.Deregister(region))
 
 	if raceEnabled {
@@ -102,6 +104,10 @@ func TestFaultingAtomics(t *testing.T) {
 	require.NoError(t, err)
 	swap, add, store = b.atomics(b.p, Range{region.Key(), 0, 8})
 	require.Equal(t, [3]Fault{FaultBuffer, FaultBuffer, FaultBuffer}, [3]Fault{swap, add, store})
+	require.Equal(t, FaultBuffer, region.StoreUint64(0, 1))
+	word, fault := region.LoadUint64(0)
+	require.Equal(t, []any{uint64(0), FaultNone}, []any{word, fault})
+	require.NoError(t, b.table.Deregister(region))
 }
 
 // TestOtherPanicsGoOn: a defect in the code is no fault of the buffer.
@@ -112,4 +118,16 @@ func TestOtherPanicsGoOn(t *testing.T) {
 		var list []int
 		_ = list[len(list)]
 	})
+}
+
+// TestTouch: every page is asked for, and one that is not there is told.
+func TestTouch(t *testing.T) {
+	buffer, file := mapFile(t, unix.PROT_READ|unix.PROT_WRITE)
+	page := os.Getpagesize()
+	buffer[0], buffer[1], buffer[page] = 1, 2, 3
+	require.Equal(t, FaultNone, Touch(buffer, page))
+	require.Equal(t, []byte{0, 2, 0}, []byte{buffer[0], buffer[1], buffer[page]})
+	require.NoError(t, file.Truncate(int64(page)))
+	require.Equal(t, FaultBuffer, Touch(buffer, page))
+	require.Equal(t, FaultNone, Touch(buffer[:page], page))
 }

@@ -5,7 +5,8 @@
 // Life of an access: a shard's User looks the key up, announces the region as in use, makes sure that it
 // is still alive, checks domain, rights and bounds, copies, and takes the announcement back. Deregister,
 // Invalidate and all others that end a region take it out of the table, mark it dead and wait until no User
-// announces it: after that no byte of the buffer is touched through it.
+// announces it: after that no byte of the buffer is touched through it. The program's own accesses to words (Region.LoadUint64 and
+// its like) go the same way, but are counted at the region.
 //
 // A window and a fast registration are regions like any other while they are valid: a window's buffer is a part of
 // the one of the region that it is bound to, which cannot go away before.
@@ -122,6 +123,9 @@ func (f Fault) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 // UnmarshalText takes what MarshalText returns.
 func (f *Fault) UnmarshalText(text []byte) error { return enum.Parse(f, text) }
 
+// ErrFault is FaultBuffer as an error.
+var ErrFault = errors.New("memory cannot be accessed: it is not mapped, is read-only, or its file is shorter than the region")
+
 // Errors of registration and allocation.
 var (
 	ErrEmptyBuffer = errors.New("buffer is empty")
@@ -179,6 +183,7 @@ type Region struct {
 	start  uint64 // address of the first byte, as peers and work requests name it
 	buffer []byte
 	dead   atomic.Bool
+	pins   atomic.Int64 // accesses of the program itself that are under way (Region.pin)
 	kind   Kind
 	owner  *Principal // of a type 2 window: who bound it
 

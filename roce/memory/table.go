@@ -136,6 +136,9 @@ func (t *Table) retire(old, next *Region) {
 			runtime.Gosched()
 		}
 	}
+	for old.pins.Load() > 0 {
+		runtime.Gosched()
+	}
 	t.mu.Lock()
 	if old.parent != nil {
 		old.parent.bound--

@@ -10,7 +10,7 @@ import (
 var (
 	// ErrForeignProgram: the device has an XDP program of somebody else.
 	ErrForeignProgram = errors.New("foreign XDP program")
-	// ErrPermission: a capability is missing.
+	// ErrPermission: a capability is missing, or the capabilities do not suffice here.
 	ErrPermission = errors.New("permission denied")
 	// ErrNotSupported: the kernel, the driver or the operating system lacks a feature.
 	ErrNotSupported = errors.New("not supported")
@@ -52,11 +52,12 @@ func (e *ForeignProgramError) Unwrap() []error { return []error{ErrForeignProgra
 type PermissionError struct {
 	Operation string
 	Missing   []string // such as "CAP_BPF"; empty if the process has all that are needed
+	Cause     string   // what is known of what refuses, if nothing is missing
 	Err       error
 }
 
 func (e *PermissionError) Error() string {
-	cause := "the capabilities are there, so a user namespace or a security module stands in the way"
+	cause := e.Cause
 	if len(e.Missing) > 0 {
 		cause = "missing " + strings.Join(e.Missing, ", ")
 	}

@@ -66,14 +66,15 @@ var mayKnow = map[string]struct {
 	"roce/transport":    {rooms: []string{"roce", "roce/memory", "roce/queue"}, standard: true},
 	"roce/link":         {rooms: []string{"roce"}, standard: true},
 	"roce/link/mem":     {rooms: []string{"roce", "roce/link"}},
-	"roce/link/xdp":     {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns"}},
+	"roce/link/xdp":     {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns", "internal/refusal"}},
 	"roce/link/loop":    {standard: true},
 	"roce/link/capture": {rooms: []string{"roce"}, standard: true},
 	"roce/driver": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
 	}},
-	"xsk":              {},
-	"bpf":              {},
+	"xsk":              {rooms: []string{"internal/refusal"}},
+	"bpf":              {rooms: []string{"internal/refusal"}},
+	"internal/refusal": {},
 	"internal/netns":   {},
 	"internal/pcapng":  {standard: true},
 	"internal/control": {rooms: []string{"internal/jsonline"}},
@@ -81,7 +82,7 @@ var mayKnow = map[string]struct {
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
-		"internal/pcapng",
+		"internal/pcapng", "internal/refusal",
 	}},
 }
 

@@ -82,11 +82,7 @@ func attachRung(program *Program, ifindex int, rung Rung) (link.Link, error) {
 func fatal(device *net.Interface, err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return &PermissionError{
-			Operation: fmt.Sprintf("attach XDP program to %s", device.Name),
-			Missing:   missingCapabilities(),
-			Err:       err,
-		}
+		return refused(fmt.Sprintf("attach XDP program to %s", device.Name), err)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		// EBUSY: a program in the same mode. EEXIST: in the other mode.
 		foreign, queryError := attachedProgram(device.Index)
@@ -114,7 +110,7 @@ func explainRung(device *net.Interface, rung Rung, err error) error {
 	explain := func(text string) error { return fmt.Errorf("%s: %w", text, err) }
 	switch {
 	case errors.Is(err, link.ErrNotSupported):
-		return &UnsupportedError{Feature: "bpf_link for XDP", Since: "Linux 5.9", Err: err}
+		return unsupported("bpf_link for XDP", "Linux 5.9", "CONFIG_BPF_SYSCALL", err)
 	case errors.Is(err, unix.EOPNOTSUPP) && rung.Native():
 		return &UnsupportedError{Feature: fmt.Sprintf("native XDP in the driver of %s", device.Name), Err: err}
 	case errors.Is(err, unix.EOPNOTSUPP):

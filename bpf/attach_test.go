@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/refusal"
 )
 
 // Values of IFLA_XDP_ATTACHED (include/uapi/linux/if_link.h).
@@ -334,6 +336,24 @@ func holdChild(arguments []string) error {
 
 // What cannot be provoked here: errors of older kernels and of other drivers.
 func TestExplain(t *testing.T) {
+	defer func() { look = refusal.Look }()
+	kernel := func(release string) { look = func() *refusal.Facts { return &refusal.Facts{Release: release} } }
+	for _, test := range []struct {
+		errno error
+		want  error
+		text  string
+	}{
+		{unix.EINVAL, ErrNotSupported, "this kernel (6.18.5) may be built without CONFIG_XDP_SOCKETS (its configuration cannot be read): wrapped"},
+		{unix.ENOSYS, ErrNotSupported, "this kernel (6.18.5) may be built without CONFIG_BPF_SYSCALL (its configuration cannot be read): wrapped"},
+	} {
+		kernel("6.18.5")
+		err := explainLoad("load it", fmt.Errorf("wrapped: %w", test.errno))
+		require.ErrorIs(t, err, test.want)
+		require.ErrorIs(t, err, test.errno)
+		requireContains(t, err.Error(), test.text)
+		require.NotContains(t, err.Error(), "or later has it")
+	}
+	kernel("5.8.0")
 	for _, test := range []struct {
 		errno error
 		want  error

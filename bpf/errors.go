@@ -12,7 +12,7 @@ var (
 	ErrForeignProgram = errors.New("foreign XDP program")
 	// ErrProgramAbove: a device above has an XDP program, so that the kernel attaches none here. It is a foreign one, too.
 	ErrProgramAbove = fmt.Errorf("%w on a device above", ErrForeignProgram)
-	// ErrPermission: a capability is missing.
+	// ErrPermission: a capability is missing, or the capabilities do not suffice here.
 	ErrPermission = errors.New("permission denied")
 	// ErrNotSupported: the kernel, the driver or the operating system lacks a feature.
 	ErrNotSupported = errors.New("not supported")
@@ -54,11 +54,12 @@ func (e *ForeignProgramError) Unwrap() []error { return []error{ErrForeignProgra
 type PermissionError struct {
 	Operation string
 	Missing   []string // such as "CAP_BPF"; empty if the process has all that are needed
+	Cause     string   // what is known of what refuses, if nothing is missing
 	Err       error
 }
 
 func (e *PermissionError) Error() string {
-	cause := "the capabilities are there, so a user namespace or a security module stands in the way"
+	cause := e.Cause
 	if len(e.Missing) > 0 {
 		cause = "missing " + strings.Join(e.Missing, ", ")
 	}

@@ -103,17 +103,15 @@ func explainLoad(operation string, err error) error {
 			operation, loadDescriptors, unix.EMFILE)
 	case errors.Is(err, unix.EPERM):
 		// The library's text speaks of MEMLOCK, which does not limit BPF since Linux 5.11.
-		return &PermissionError{Operation: operation, Missing: missingCapabilities(), Err: unix.EPERM}
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOSYS),
-		errors.Is(err, ebpf.ErrNotSupported):
+		return refused(operation, unix.EPERM)
+	case errors.Is(err, unix.ENOSYS):
+		// There is no system call of this number, or a filter says so.
+		return unsupported(operation, firstKernel, "CONFIG_BPF_SYSCALL", err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EACCES), errors.Is(err, ebpf.ErrNotSupported):
 		// The object in this package is valid, so what this kernel refuses
-		// (EINVAL; EACCES is the verifier's) is unknown to it: the bpf system
-		// call, a map type, a helper or a flag.
-		return &UnsupportedError{
-			Feature: operation + " with AF_XDP (CONFIG_XDP_SOCKETS), bpf_xdp_get_buff_len and BPF_F_XDP_HAS_FRAGS",
-			Since:   firstKernel,
-			Err:     err,
-		}
+		// (EINVAL; EACCES is the verifier's) is unknown to it: a map type, a helper or a flag.
+		return unsupported(operation+" with AF_XDP, bpf_xdp_get_buff_len and BPF_F_XDP_HAS_FRAGS",
+			firstKernel, "CONFIG_XDP_SOCKETS", err)
 	}
 	return fmt.Errorf("%s: %w", operation, err)
 }

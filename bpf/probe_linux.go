@@ -57,7 +57,7 @@ func probeLink() error {
 	case err == nil:
 		return attached.Close()
 	case errors.Is(err, unix.EINVAL), errors.Is(err, link.ErrNotSupported):
-		return &UnsupportedError{Feature: "bpf_link for XDP", Since: "Linux 5.9", Err: err}
+		return unsupported("bpf_link for XDP", "Linux 5.9", "CONFIG_BPF_SYSCALL", err)
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		return nil
 	}

@@ -13,7 +13,8 @@ var (
 	ErrInvalidOptions = errors.New("invalid options")
 	// ErrQueueBusy: another AF_XDP socket is bound to this queue.
 	ErrQueueBusy = errors.New("queue is taken")
-	// ErrPermission: a capability is missing; the text names it.
+	// ErrPermission: a capability is missing, which the text names, or the capabilities do not
+	// suffice here.
 	ErrPermission = errors.New("missing capability")
 	// ErrMemoryLocked: the UMEM exceeds RLIMIT_MEMLOCK; the text names the value.
 	ErrMemoryLocked = errors.New("locked memory limit reached")

@@ -288,7 +288,7 @@ func childPermission() error {
 // TestCase_F10_Permission: without a capability the error says which.
 func TestCase_F10_Permission(t *testing.T) {
 	a, _ := newPair(t, 1, 1500)
-	require.Equal(t, "true xsk: create socket: CAP_NET_RAW is missing in the user namespace that owns the network namespace: operation not permitted",
+	require.Equal(t, "true xsk: create socket: CAP_NET_RAW is missing: operation not permitted",
 		a.runChild(t, "permission", nil, nil, nil))
 }
 

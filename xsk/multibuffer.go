@@ -8,6 +8,8 @@ import (
 	"math"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/refusal"
 )
 
 // CheckMultiBuffer says whether the kernel has multi-buffer (Linux 6.6, see
@@ -17,7 +19,7 @@ func CheckMultiBuffer() error {
 	err := checkBindFlag(unix.XDP_USE_SG)
 	if errors.Is(err, unix.EINVAL) {
 		return &Error{
-			Step: "probe multi-buffer", Detail: "this kernel has no multi-buffer AF_XDP (Linux 6.6 or later has it)",
+			Step: "probe multi-buffer", Detail: "this kernel has no multi-buffer AF_XDP" + since("Linux 6.6"),
 			Kind: ErrNotSupported, Err: err,
 		}
 	}
@@ -30,11 +32,19 @@ func CheckNeedWakeup() error {
 	err := checkBindFlag(unix.XDP_USE_NEED_WAKEUP)
 	if errors.Is(err, unix.EINVAL) {
 		return &Error{
-			Step: "probe need_wakeup", Detail: "this kernel's AF_XDP is too old (Linux 5.4 or later has it)",
+			Step: "probe need_wakeup", Detail: "this kernel's AF_XDP has no need_wakeup" + since("Linux 5.4"),
 			Kind: ErrNotSupported, Err: err,
 		}
 	}
 	return err
+}
+
+// since names the kernel that a feature came with, if this one is older.
+func since(version string) string {
+	if refusal.Older(refusal.Release(), version) {
+		return " (" + version + " or later has it)"
+	}
+	return ", although " + refusal.Release() + " is new enough"
 }
 
 // checkBindFlag tries to bind to an interface that does not exist: the kernel looks at

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/refusal"
 )
 
 func (s *Socket) fail(step, detail string, kind, err error) error {
@@ -26,11 +28,19 @@ func (s *Socket) misuse(step, detail string) error { return s.fail(step, detail,
 func (s *Socket) socketError(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return s.fail("create socket", "CAP_NET_RAW is missing in the user namespace that owns the network namespace", ErrPermission, err)
-	case errors.Is(err, unix.EAFNOSUPPORT):
-		return s.fail("create socket", "the kernel is built without CONFIG_XDP_SOCKETS", ErrNotSupported, err)
+		return s.fail("create socket", whyRefused(), ErrPermission, err)
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.ENOSYS):
+		return s.fail("create socket", refusal.Look().Absent("socket(AF_XDP)", "CONFIG_XDP_SOCKETS"), ErrNotSupported, err)
 	}
 	return s.fail("create socket", "", nil, err)
+}
+
+// whyRefused says what is known of who does not permit a socket.
+func whyRefused() string {
+	if !refusal.Effective()(unix.CAP_NET_RAW) {
+		return "CAP_NET_RAW is missing"
+	}
+	return refusal.Look().Network("socket(AF_XDP)")
 }
 
 // registerError explains what XDP_UMEM_REG said (net/xdp/xdp_umem.c).
@@ -58,7 +68,7 @@ func (s *Socket) bindError(err error, mode CopyMode, waited time.Duration) error
 		return s.fail("bind", fmt.Sprintf("%s is taken by another AF_XDP socket (tried for %v)",
 			queue, waited.Round(time.Millisecond)), ErrQueueBusy, err)
 	case errors.Is(err, unix.EPERM):
-		return s.fail("bind", queue+": CAP_NET_RAW is missing", ErrPermission, err)
+		return s.fail("bind", queue+": "+whyRefused(), ErrPermission, err)
 	case errors.Is(err, unix.ENODEV):
 		return s.fail("bind", fmt.Sprintf("ifindex %d does not exist in this network namespace", s.info.Interface), nil, err)
 	case errors.Is(err, unix.EOPNOTSUPP) && mode == ModeZeroCopy:

@@ -92,8 +92,6 @@ func (e *deviceEntry) print(out io.Writer) error {
 	switch {
 	case !e.CanServe:
 		line("%s: cannot serve: %s", e.Name, e.Obstacle)
-	case len(e.Missing) > 0:
-		line("%s: can serve, but this user may not open it: missing %s", e.Name, strings.Join(e.Missing, ", "))
 	default:
 		line("%s: can serve", e.Name)
 	}

@@ -63,7 +63,7 @@ func TestDevices(t *testing.T) {
 	} {
 		run := asNobody(t, c.capabilities, "devices")
 		require.Equal(t, 0, run.run(t, p.A.Namespace), run.stderr.String())
-		require.Contains(t, run.stdout.String(), "veth0: can serve, but this user may not open it: missing "+c.missing+"\n")
+		require.Contains(t, run.stdout.String(), "veth0: cannot serve: this user may not open it: missing "+c.missing+"\n")
 	}
 
 	inside(t, &p.A, func(h *netlink.Handle, device netlink.Link) {

@@ -21,6 +21,7 @@ const asProgram = "XROCE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
+		installFilter()
 		main()
 	}
 	os.Exit(withFolder(m))

@@ -14,13 +14,13 @@ import (
 // route to the peer or, without a peer, the only one that can serve.
 func chooseDevice(name, peer string) (string, error) {
 	if name != "" {
-		port, err := xdp.Probe(name, xdp.ProbeOptions{})
+		port, err := xdp.Probe(name, xdp.ProbeOptions{Look: true})
 		if err == nil {
 			err = port.Obstacle
 		}
 		return port.Name, err
 	}
-	ports, err := xdp.List(xdp.ProbeOptions{})
+	ports, err := xdp.List(xdp.ProbeOptions{Look: true})
 	if err != nil {
 		return "", err
 	}

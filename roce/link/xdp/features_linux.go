@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/internal/refusal"
 	"github.com/xroce/xroce/xsk"
 )
 
@@ -25,12 +24,15 @@ type Feature struct {
 func Features() []Feature { return features(kernelProbes()) }
 
 // probes are the answers of the kernel.
-type probes struct{ program, frags, link, needWakeup, multiBuffer error }
+type probes struct {
+	release                                       string // of the kernel
+	program, frags, link, needWakeup, multiBuffer error
+}
 
 func kernelProbes() probes {
 	s := bpf.Probe()
 	return probes{
-		program: s.Program, frags: s.Frags, link: s.Link,
+		release: KernelRelease(), program: s.Program, frags: s.Frags, link: s.Link,
 		needWakeup: xsk.CheckNeedWakeup(), multiBuffer: xsk.CheckMultiBuffer(),
 	}
 }
@@ -51,36 +53,45 @@ func features(p probes) []Feature {
 	return list
 }
 
-// CheckFeatures says, in one line and with ErrNotSupported, what a kernel lacks of what is needed, or nil.
+// CheckFeatures says, in one line and with ErrNotSupported, what is not to be had of what is needed, or nil.
 func CheckFeatures(list []Feature) error {
+	other, lacks := missingFeatures(list, KernelRelease())
+	if lacks != nil || other == nil {
+		return lacks
+	}
+	return fmt.Errorf("%w: %s", ErrNotSupported, strings.Join(other, "; "))
+}
+
+// missingFeatures says, in one line and with ErrNotSupported, what a kernel lacks because it is too old, and names what else is not to
+// be had: the kernel's age is not the cause there, and what was found out about that is told.
+func missingFeatures(list []Feature, release string) (other []string, lacks error) {
 	var missing []string
 	for _, f := range list {
-		if f.Needed && errors.Is(f.Err, ErrNotSupported) {
+		switch {
+		case !f.Needed || !errors.Is(f.Err, ErrNotSupported):
+		case refusal.Older(release, f.Since):
 			missing = append(missing, fmt.Sprintf("%s (%s or later has it)", f.Name, f.Since))
+		default:
+			other = append(other, fmt.Sprintf("%s: %v", f.Name, f.Err))
 		}
 	}
-	if missing == nil {
-		return nil
+	if missing != nil {
+		lacks = fmt.Errorf("%w: this kernel (%s) lacks %s", ErrNotSupported, release, strings.Join(missing, ", "))
 	}
-	return fmt.Errorf("%w: this kernel (%s) lacks %s", ErrNotSupported, KernelRelease(), strings.Join(missing, ", "))
+	return other, lacks
 }
 
 // KernelRelease is the kernel's version as uname(2) tells it.
-func KernelRelease() string {
-	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(name.Release[:])
-}
+func KernelRelease() string { return refusal.Release() }
 
-// explainUnsupported puts what the kernel lacks in the place of what failed for want of it.
+// explainUnsupported puts what the kernel is too old for in the place of what failed for want of it.
 func explainUnsupported(err error, ask func() probes) error {
 	if !errors.Is(err, ErrNotSupported) {
 		return err
 	}
-	if missing := CheckFeatures(features(ask())); missing != nil {
-		return missing
+	answers := ask()
+	if _, lacks := missingFeatures(features(answers), answers.release); lacks != nil {
+		return lacks
 	}
 	return err
 }

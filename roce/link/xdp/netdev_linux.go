@@ -28,6 +28,8 @@ type netlinkSockets struct {
 	raw    map[int]*nl.SocketHandle // by protocol, for requests that Handle does not know
 
 	control int // for ethtool
+
+	program *error // what loading the XDP program gave, if it was tried (see try)
 }
 
 func openNetlink() (*netlinkSockets, error) {

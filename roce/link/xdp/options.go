@@ -145,7 +145,7 @@ var (
 	ErrNoDevice = errors.New("no such network device")
 	// ErrUnsuitable: this network device, as it is set up now, cannot carry RoCE.
 	ErrUnsuitable = errors.New("unsuitable network device")
-	// ErrPermission: a capability is missing, which the text names.
+	// ErrPermission: a capability is missing, which the text names, or the capabilities do not suffice here.
 	ErrPermission = errors.New("missing capability")
 	// ErrTaken: another program or socket has the device or one of its queues.
 	ErrTaken = errors.New("device is taken")

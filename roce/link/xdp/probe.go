@@ -16,8 +16,10 @@ type ProbeOptions struct {
 	// NetNS is as in Options.
 	NetNS string
 	// Attach has each device that could serve opened for a moment, which tells for sure. It can bounce the link of
-	// a NIC, and takes RoCE packets away from the kernel meanwhile. Without it nothing is changed.
+	// a NIC, and takes RoCE packets away from the kernel meanwhile. Without it the device carries packets as before.
 	Attach bool
+	// Look leaves out trying, for whoever opens the device next anyway: then Obstacle and Missing say only what is known without it.
+	Look bool
 }
 
 // Port is what Probe and List say about a network device.
@@ -42,8 +44,8 @@ type Port struct {
 	// why not: then the active path MTU is at most 2048. Only Open tells for sure.
 	MultiBuffer error
 
-	// Obstacle says why the device cannot serve now: Open would fail, or there is no address for a GID. It is nil if
-	// nothing is known to speak against the device.
+	// Obstacle says why the device cannot serve now: Open would fail, there is no carrier, or no address for a GID. Without
+	// ProbeOptions.Look it was tried: the program was loaded, and a socket bound to each queue, in copy mode, for a moment.
 	Obstacle error
 	// Missing are the capabilities that Open needs and the calling thread lacks, such as "CAP_BPF".
 	Missing []string

@@ -106,10 +106,53 @@ func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, erro
 		port.Obstacle = takenBy(a.Name, a.Xdp.ProgId)
 		return port, nil
 	}
-	if o.Attach {
+	if port.Obstacle = down(a); port.Obstacle != nil || o.Look {
+		return port, nil
+	}
+	if port.Obstacle = lacking(port.Missing); port.Obstacle == nil {
+		port.Obstacle = n.try(a, receive, port.MultiBuffer)
+	}
+	if port.Obstacle == nil && o.Attach {
 		port.attach()
 	}
 	return port, nil
+}
+
+// try does what Open does, except for attaching, and undoes it: it loads the program and binds a socket to each queue. In copy mode
+// that changes nothing for the driver (net/xdp/xsk_buff_pool.c, xp_assign_dev).
+func (n *netlinkSockets) try(a *netlink.LinkAttrs, queues int, multiBuffer error) (err error) {
+	defer func() {
+		if err != nil {
+			err = explainUnsupported(classify(err), kernelProbes)
+		}
+	}()
+	if n.program == nil {
+		// Loading is the same for every device, and the slowest part.
+		tried := bpf.ErrClosed
+		if p, err := bpf.Load(bpf.Options{}); err != nil {
+			tried = err
+		} else {
+			tried = p.Close()
+		}
+		n.program = &tried
+	}
+	if *n.program != nil {
+		return *n.program
+	}
+	choice := sockets[*xsk.Socket]{
+		options: Options{Copy: CopyOnly}, index: a.Index, patience: openPatience, obstacle: multiBuffer, open: xsk.Open,
+	}
+	for queue := range queues {
+		socket, err := choice.next(queue)
+		if errors.Is(err, xsk.ErrQueueBusy) {
+			err = queueTaken(err)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, socket.Close()) }()
+	}
+	return nil
 }
 
 // attach opens the device for a moment, in the namespace of the calling thread.
@@ -133,13 +176,12 @@ type xdpFeatures struct {
 
 // Of the generic netlink family "netdev" (include/uapi/linux/netdev.h).
 const (
-	netdevCommandDeviceGet   = 1
-	netdevAttributeIndex     = 1
-	netdevAttributeFeatures  = 3
-	netdevActBasic           = 1 << 0
-	netdevActRedirect        = 1 << 1
-	netdevActZeroCopy        = 1 << 3
-	netdevActReceiveSegments = 1 << 5
+	netdevCommandDeviceGet  = 1
+	netdevAttributeIndex    = 1
+	netdevAttributeFeatures = 3
+	netdevActBasic          = 1 << 0
+	netdevActRedirect       = 1 << 1
+	netdevActZeroCopy       = 1 << 3
 )
 
 // features asks what the driver of a device offers. Kernels before 6.3 do not know.
@@ -186,14 +228,13 @@ func (n *netlinkSockets) attribute(request *nl.NetlinkRequest, wanted uint16) ([
 	return nil, false
 }
 
-// rungs returns the rungs of the ladder that are worth trying. Generic mode needs no driver.
+// rungs returns the rungs of the ladder that are worth trying. Generic mode needs no driver. Whether a driver receives frames in
+// several buffers (NETDEV_XDP_ACT_RX_SG) says nothing about the program: igb does not, and takes one with frags all the same
+// (docs/interop.md, the ladder).
 func (f xdpFeatures) rungs() (rungs []Rung) {
 	const native = netdevActBasic | netdevActRedirect
-	if !f.known || f.flags&(native|netdevActReceiveSegments) == native|netdevActReceiveSegments {
-		rungs = append(rungs, bpf.RungNativeFrags)
-	}
 	if !f.known || f.flags&native == native {
-		rungs = append(rungs, bpf.RungNative)
+		rungs = append(rungs, bpf.RungNativeFrags, bpf.RungNative)
 	}
 	return append(rungs, bpf.RungGenericFrags, bpf.RungGeneric)
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -39,7 +38,7 @@ type CQ struct {
 	overrun  atomic.Bool // set under produce; from then on nothing is added
 
 	mu  sync.Mutex
-	qps []*QP // that complete here, one that does so with both queues twice
+	qps roster // that complete here
 
 	produce  sync.Mutex // held by the shard that adds a completion
 	producer *queue.Producer
@@ -234,9 +233,9 @@ func (c *CQ) addQP(q *QP) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Either the end sees the QP in the list, or this sees the end.
-	c.qps = append(c.qps, q)
+	c.qps.add(q)
 	if err := c.over(); err != nil {
-		c.qps = c.qps[:len(c.qps)-1]
+		c.qps.remove(q)
 		return err
 	}
 	return nil
@@ -245,9 +244,7 @@ func (c *CQ) addQP(q *QP) error {
 func (c *CQ) removeQP(q *QP) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := slices.Index(c.qps, q); i >= 0 {
-		c.qps = slices.Delete(c.qps, i, i+1)
-	}
+	c.qps.remove(q)
 }
 
 // add adds a completion. It says what is due then.
@@ -277,7 +274,8 @@ func (c *CQ) fire(e *errands) {
 	due := c.due.Swap(0)
 	if due&dueOverrun != 0 {
 		c.mu.Lock()
-		for _, q := range c.qps {
+		for _, entry := range c.qps.entries {
+			q := entry.qp
 			e.add(q.end())
 		}
 		c.mu.Unlock()
@@ -302,7 +300,7 @@ func (c *CQ) Close() error {
 		return fmt.Errorf("CQ: %w", ErrClosed)
 	}
 	c.mu.Lock()
-	users := len(c.qps)
+	users := c.qps.uses
 	c.mu.Unlock()
 	if users > 0 {
 		return fmt.Errorf("CQ: %w by %d queues of QPs", ErrInUse, users)

@@ -220,7 +220,8 @@ func TestNewQPIsComplete(t *testing.T) {
 	seen, incomplete := 0, 0
 	for !done.Load() {
 		cq.mu.Lock()
-		for _, q := range cq.qps {
+		for _, entry := range cq.qps.entries {
+			q := entry.qp
 			seen++
 			if q.transport == nil {
 				incomplete++

@@ -57,7 +57,6 @@ type QP struct {
 
 	sendMu  sync.Mutex
 	send    *queue.Producer
-	inline  *memory.User // fetches inline data; made when first used
 	recvMu  sync.Mutex
 	receive *queue.Producer
 	posted  *queue.Consumer // the engine's end of the receive queue
@@ -161,15 +160,12 @@ func (q *QP) State() transport.State { return q.transport.State() }
 
 // Gather implements queue.Gatherer. The caller holds sendMu.
 func (q *QP) Gather(list []queue.SGE, into []byte) error {
-	if q.inline == nil {
-		q.inline = q.device.memory.NewUser()
-	}
 	for i, s := range list {
 		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
 		if s.Length == 0 {
 			continue
 		}
-		if fault := q.inline.Read(q.transport.Principal(), 0, part, into[:s.Length]); fault != memory.FaultNone {
+		if fault := q.device.memory.Read(q.transport.Principal(), 0, part, into[:s.Length]); fault != memory.FaultNone {
 			return fmt.Errorf("%w: inline data: element %d, %d bytes at %#x with key %#x: %v",
 				ErrInvalid, i, s.Length, s.Addr, s.LKey, fault)
 		}
@@ -382,12 +378,6 @@ func (q *QP) Close() error {
 		return err
 	}
 	q.device.release(q)
-	q.sendMu.Lock()
-	defer q.sendMu.Unlock()
-	if q.inline != nil {
-		q.device.memory.CloseUser(q.inline)
-		q.inline = nil
-	}
 	return nil
 }
 

@@ -277,7 +277,7 @@ func (q *QP) status() QPStatus {
 func (c *CQ) status() CQStatus {
 	s := CQStatus{ID: c.id, Channel: c.channel != nil, Overrun: c.overrun.Load()}
 	c.mu.Lock()
-	s.QPs = len(c.qps)
+	s.QPs = c.qps.uses
 	c.mu.Unlock()
 	c.consume.Lock()
 	defer c.consume.Unlock()

@@ -131,12 +131,20 @@ func (r *Region) pin(offset uint64) (*uint64, Fault) {
 	if word == nil {
 		return nil, FaultAlignment
 	}
-	r.pins.Add(1) // then look, as in User.hold
-	if r.dead.Load() {
-		r.unpin()
+	if !r.hold() {
 		return nil, FaultKey
 	}
 	return word, FaultNone
+}
+
+// hold keeps a region from ending until unpin, unless it has ended.
+func (r *Region) hold() bool {
+	r.pins.Add(1) // then look, as in User.hold
+	if r.dead.Load() {
+		r.unpin()
+		return false
+	}
+	return true
 }
 
 func (r *Region) unpin() { r.pins.Add(-1) }

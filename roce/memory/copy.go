@@ -32,6 +32,26 @@ func (u *User) Read(p *Principal, need Access, r Range, into []byte) Fault {
 	return FaultNone
 }
 
+// Read is User.Read of the program itself, from any goroutine: it needs no User, of which there are few since everybody who ends a
+// region looks at all of them.
+func (t *Table) Read(p *Principal, need Access, r Range, into []byte) Fault {
+	for {
+		region := t.lookup(r.Key)
+		if region == nil {
+			return FaultKey
+		}
+		if !region.hold() {
+			continue // it may have been replaced by another of the same key (Reregister)
+		}
+		defer region.unpin()
+		if fault := region.check(p, need, r.Address, r.Length); fault != FaultNone {
+			return fault
+		}
+		offset := r.Address - region.start
+		return faultOf(copyOut(into, region.buffer[offset:offset+r.Length]))
+	}
+}
+
 // Touch writes a zero into every page of a buffer, whose first byte is the first of a page: FaultBuffer says that one of them
 // is not to be had.
 func Touch(buffer []byte, page int) Fault {

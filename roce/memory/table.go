@@ -15,7 +15,15 @@ const (
 	pageCount = 1 << (24 - pageBits) // a key has 24 bits of index
 )
 
-type page [pageSize]atomic.Pointer[Region]
+type page struct {
+	regions [pageSize]atomic.Pointer[Region]
+	next    [pageSize]byte // the low byte of the next key of a free index; the table's mutex guards it
+}
+
+// keyRotation is how many indices are given back before one of them is used again. A key that was given up must not fit what
+// somebody registers later, and an index has 256 keys, which come one after the other. So a key fits again after
+// keyRotation * 256 = 2^24 registrations at the earliest. A larger rotation would take 36 KiB for each 4,096 indices.
+const keyRotation = 1 << 16
 
 // Table maps keys to regions. Lookups take no lock.
 type Table struct {
@@ -23,8 +31,7 @@ type Table struct {
 
 	mu          sync.Mutex
 	random      *rand.Rand
-	free        []uint32               // indices given back
-	last        map[uint32]byte        // the low byte that a free index had last
+	free        []uint32               // indices given back, the oldest first
 	size        uint32                 // indices handed out so far; 0 is never used, so that key 0 is always wrong
 	count       int                    // indices in use
 	allocations map[uint32]*Allocation // by index; the regions made by Register have none
@@ -35,7 +42,6 @@ type Table struct {
 func NewTable(seed uint64) *Table {
 	return &Table{
 		random:      rand.New(rand.NewPCG(seed, 0x6b65797320 /* "keys " */)),
-		last:        make(map[uint32]byte),
 		size:        1,
 		allocations: make(map[uint32]*Allocation),
 	}
@@ -147,37 +153,27 @@ func (t *Table) retire(old, next *Region) {
 
 // takeKey reserves an index and draws a key for it.
 func (t *Table) takeKey() (uint32, error) {
-	var index uint32
-	if n := len(t.free); n > 0 {
-		index = t.free[n-1]
-		t.free = t.free[:n-1]
-	} else {
-		if t.size == pageCount*pageSize {
-			return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
-		}
-		index = t.size
+	index, fresh := t.size, t.size < pageCount*pageSize
+	switch {
+	case len(t.free) >= keyRotation || !fresh && len(t.free) > 0:
+		index, t.free = t.free[0], t.free[1:]
+	case !fresh:
+		return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
+	default:
+		// The first byte is drawn, so that nobody can guess a key from another one.
+		t.page(index).next[index%pageSize] = byte(t.random.Uint32())
 		t.size++
 	}
 	t.count++
-	return index<<8 | uint32(t.keyByte(index)), nil
+	return index<<8 | uint32(t.page(index).next[index%pageSize]), nil
 }
 
-// giveBack frees the index of a key.
+// giveBack frees the index of a key. Its next key is another one.
 func (t *Table) giveBack(key uint32) {
-	t.last[key>>8] = byte(key)
-	t.free = append(t.free, key>>8)
+	index := key >> 8
+	t.page(index).next[index%pageSize] = byte(key) + 1
+	t.free = append(t.free, index)
 	t.count--
-}
-
-// keyByte draws the low byte of a key. A freed index never gets the byte that it had before: a stale key must
-// not fit the next region (drivers/infiniband/sw/rxe/rxe_mr.c draws it at random for the same reason).
-func (t *Table) keyByte(index uint32) byte {
-	for {
-		b := byte(t.random.Uint32())
-		if last, used := t.last[index]; !used || last != b {
-			return b
-		}
-	}
 }
 
 // Count is the number of keys in use now: of regions, and of allocations, free ones included.
@@ -201,15 +197,18 @@ func (t *Table) Regions() []*Region {
 	return list
 }
 
-// slot is where the region of an index is. The caller holds the mutex.
-func (t *Table) slot(index uint32) *atomic.Pointer[Region] {
+// page is where an index is. The caller holds the mutex.
+func (t *Table) page(index uint32) *page {
 	p := t.pages[index>>pageBits].Load()
 	if p == nil {
 		p = new(page)
 		t.pages[index>>pageBits].Store(p)
 	}
-	return &p[index%pageSize]
+	return p
 }
+
+// slot is where the region of an index is. The caller holds the mutex.
+func (t *Table) slot(index uint32) *atomic.Pointer[Region] { return &t.page(index).regions[index%pageSize] }
 
 func (t *Table) lookup(key uint32) *Region {
 	index := key >> 8
@@ -217,7 +216,7 @@ func (t *Table) lookup(key uint32) *Region {
 	if p == nil {
 		return nil
 	}
-	if r := p[index%pageSize].Load(); r != nil && r.key == key {
+	if r := p.regions[index%pageSize].Load(); r != nil && r.key == key {
 		return r
 	}
 	return nil

@@ -248,3 +248,33 @@ func TestCase_B3_EveryOperation(t *testing.T) {
 		})
 	}
 }
+
+// TestWordAlignment: an atomic needs an address that is a multiple of eight, and a word of memory that lies so. Where a region's
+// addresses lie otherwise than its memory, each is checked for itself.
+func TestWordAlignment(t *testing.T) {
+	stage := puppet.NewStage(t, mem.Options{})
+	end := stage.NewEnd(puppet.EndOptions{CQE: 1024})
+	p := stage.NewPuppet()
+	p.Connect(end)
+	r := &tries{t: t, end: end, p: p}
+	aligned, err := verbs.AllocBuffer(128)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, verbs.FreeBuffer(aligned)) })
+	for shift := range uint64(8) { // of the addresses
+		for skip := range uint64(8) { // of the memory
+			region, err := end.PD.RegMRIova(aligned[skip:], 0x10000+shift, puppet.AllAccess)
+			require.NoError(t, err)
+			for _, opcode := range []roce.Opcode{roce.RCCompareSwap, roce.RCFetchAdd, roce.RCAtomicWrite} {
+				for at := range uint64(8) {
+					want := roce.SyndromeNAKInvalidRequest
+					if (shift+at)%8 == 0 && (skip+at)%8 == 0 {
+						want = ack
+					}
+					require.Equal(t, want, r.try(opcode, region.RKey(), 0x10000+shift+at, 8),
+						"%v at address %#x, memory at %d modulo 8", opcode, 0x10000+shift+at, (skip+at)%8)
+				}
+			}
+			require.NoError(t, region.Dereg())
+		}
+	}
+}

@@ -293,3 +293,56 @@ func TestCase_B7_Destroy(t *testing.T) {
 	}
 	support.Object(t, "QP", "Destroy while the peer refuses for ever with RNR NAKs", "at once")
 }
+
+// TestRoundTripOfResends: a round trip is not measured with a packet that was sent twice, since nobody knows which of the two was
+// answered (RFC 6298 section 3).
+func TestRoundTripOfResends(t *testing.T) {
+	for _, how := range []string{"timeout", "sequence NAK", "RNR NAK"} {
+		t.Run(how, func(t *testing.T) {
+			stage, end, p := sender(t)
+			roundTrip := func() float64 {
+				s, err := end.Device.Snapshot()
+				require.NoError(t, err)
+				return s.QPs[0].RoundTrip
+			}
+			end.Post(end.Request(1, verbs.WRSend, 0, 4))
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			switch how {
+			case "sequence NAK":
+				p.NAK(40, roce.SyndromeNAKSequence)
+			case "RNR NAK":
+				p.NAK(40, roce.RNRNAK(20)) // 10 ms
+			}
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			stage.Pass(time.Millisecond)
+			p.Ack(40, 1)
+			end.ExpectSend(1, verbs.WCSuccess)
+			require.Zero(t, roundTrip())
+			end.Post(end.Request(2, verbs.WRSend, 0, 4))
+			p.ExpectPacket(roce.RCSendOnly, 41)
+			stage.Pass(time.Millisecond)
+			p.Ack(41, 2)
+			end.ExpectSend(2, verbs.WCSuccess)
+			require.InDelta(t, 1e-3, roundTrip(), 1e-5)
+		})
+	}
+}
+
+// TestRNRWaitAndLaterNAK: during the wait for a receive a sequence NAK changes nothing, whatever PSN it names: rdma_rxe sends them
+// for the packets behind the refused one.
+func TestRNRWaitAndLaterNAK(t *testing.T) {
+	for _, psn := range []roce.PSN{40, 41, 42} {
+		t.Run(fmt.Sprint(psn), func(t *testing.T) {
+			_, end, p := sender(t)
+			for id := range uint64(3) {
+				end.Post(end.Request(id, verbs.WRSend, 0, 4))
+				p.ExpectPacket(roce.RCSendOnly, 40+roce.PSN(id))
+			}
+			p.NAK(40, roce.RNRNAK(24)) // 40.96 ms
+			p.NAK(psn, roce.SyndromeNAKSequence)
+			p.ExpectNothing(40 * time.Millisecond)
+			p.ExpectPacket(roce.RCSendOnly, 40)
+			end.ExpectNoCompletion()
+		})
+	}
+}

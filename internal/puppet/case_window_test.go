@@ -299,3 +299,35 @@ func TestWindowOwner(t *testing.T) {
 		}
 	}
 }
+
+// TestWindowsOfPastLives: type 2 windows end with the life of the queue pair that bound them. Its next life neither shows them to its
+// peer nor has to invalidate them, and neither does anybody keep their regions. Type 1 windows are the domain's, and stay.
+func TestWindowsOfPastLives(t *testing.T) {
+	for _, kind := range kinds {
+		_, end, p := sender(t)
+		region, err := end.PD.RegMR(make([]byte, 64), puppet.AllAccess)
+		require.NoError(t, err)
+		w := newWindow(end, kind)
+		b := verbs.MWBind{MR: region, Addr: region.Addr(), Length: 8, Access: windowRights}
+		bind(end, w, verbs.WCSuccess, b)
+		key := w.RKey()
+		p.Send(reach(roce.RCReadRequest, 100, key, region.Addr(), 8))
+		p.Expect().Is(roce.RCReadResponseOnly, 100)
+
+		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		p.Connect(end)
+		p.Send(reach(roce.RCReadRequest, 100, key, region.Addr(), 8))
+		if kind == verbs.MWType1 {
+			p.Expect().Is(roce.RCReadResponseOnly, 100)
+			require.ErrorIs(t, region.Dereg(), verbs.ErrInUse)
+			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		} else {
+			p.ExpectNAK(100, refused)
+			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			p.Connect(end)
+			bind(end, w, verbs.WCSuccess, b)
+			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, region.Dereg())
+		}
+	}
+}

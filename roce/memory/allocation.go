@@ -129,6 +129,12 @@ func (t *Table) settled(index uint32) *Allocation {
 func (a *Allocation) set(next *Region) {
 	old := a.region
 	a.region = next
+	if old != nil && old.owner != nil {
+		delete(old.owner.windows, a)
+	}
+	if next != nil && next.owner != nil {
+		next.owner.add(a)
+	}
 	if next != nil {
 		a.key = next.key
 	}
@@ -176,6 +182,35 @@ func (u *User) FastRegister(p *Principal, key uint32, access Access) Fault {
 	region.key, region.kind = key, KindFast
 	a.set(region)
 	return FaultNone
+}
+
+// InvalidateWindows makes the type 2 windows free that p's queue pair has bound, because that begins a new life: what it granted to a
+// peer of this life is not for the peer of the next one.
+func (u *User) InvalidateWindows(p *Principal) {
+	t := u.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for {
+		// One after the other, since the mutex is released while somebody still uses a window.
+		var window *Allocation
+		for window = range p.windows {
+			break
+		}
+		if window == nil {
+			return
+		}
+		if t.settled(window.index) == window && window.region != nil && window.region.owner == p {
+			window.set(nil)
+		}
+	}
+}
+
+// add notes that a window was bound.
+func (p *Principal) add(window *Allocation) {
+	if p.windows == nil {
+		p.windows = make(map[*Allocation]struct{})
+	}
+	p.windows[window] = struct{}{}
 }
 
 // Invalidate makes a valid KindFast region without windows, or a type 2 window that p's queue pair has bound, free. The whole

@@ -146,6 +146,8 @@ type Domain struct{ _ byte }
 // with the same number is another one.
 type Principal struct {
 	Domain *Domain
+
+	windows map[*Allocation]struct{} // of type 2 that it has bound; the table's mutex guards it
 }
 
 // Kind is what a key stands for.

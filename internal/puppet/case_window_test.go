@@ -307,6 +307,7 @@ func TestWindowsOfPastLives(t *testing.T) {
 		_, end, p := sender(t)
 		region, err := end.PD.RegMR(make([]byte, 64), puppet.AllAccess)
 		require.NoError(t, err)
+		end.Cleanup(region.Dereg)
 		w := newWindow(end, kind)
 		b := verbs.MWBind{MR: region, Addr: region.Addr(), Length: 8, Access: windowRights}
 		bind(end, w, verbs.WCSuccess, b)
@@ -320,14 +321,16 @@ func TestWindowsOfPastLives(t *testing.T) {
 		if kind == verbs.MWType1 {
 			p.Expect().Is(roce.RCReadResponseOnly, 100)
 			require.ErrorIs(t, region.Dereg(), verbs.ErrInUse)
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		} else {
 			p.ExpectNAK(100, refused)
 			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			p.Connect(end)
 			bind(end, w, verbs.WCSuccess, b)
+			require.ErrorIs(t, region.Dereg(), verbs.ErrInUse)
 			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
-			require.NoError(t, region.Dereg())
+			p.Connect(end)
+			bind(end, w, verbs.WCSuccess, b) // the one that the life before has bound does not count any more
+			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		}
 	}
 }

@@ -114,12 +114,26 @@ func TestRegisterRefuses(t *testing.T) {
 func TestKeysModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, domain := NewTable(rapid.Uint64().Draw(t, "seed")), new(Domain)
+		var resting []uint32
+		for range 40 {
+			key, err := table.takeKey()
+			require.NoError(t, err)
+			resting = append(resting, key)
+		}
+		table.size = pageCount * pageSize // no fresh one is left, so that others come back soon
+		for _, key := range resting {
+			table.giveBack(key)
+		}
 		live := make(map[uint32]*Region)
 		var keys []uint32
 		freed := make(map[uint32]uint32) // by index: the last key of it
 		t.Repeat(map[string]func(*rapid.T){
 			"register": func(t *rapid.T) {
 				r, err := table.Register(domain, make([]byte, 1), 0, 0)
+				if len(live) == len(resting) {
+					require.ErrorIs(t, err, ErrNoKeys)
+					return
+				}
 				require.NoError(t, err)
 				require.NotContains(t, live, r.Key())
 				index := r.Key() >> 8

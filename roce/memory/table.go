@@ -13,6 +13,13 @@ const (
 	pageBits  = 12
 	pageSize  = 1 << pageBits
 	pageCount = 1 << (24 - pageBits) // a key has 24 bits of index
+
+	// resting is how many indices that were given back lie idle before the first one of them is used again. The one that
+	// has rested longest comes first, with its low byte counted on by one. So the key of a region that was given up fits again
+	// after resting * 256 = 2^24 further registrations at the earliest: each of the 256 uses that lie between needs the index to
+	// pass the whole queue. Only a table with so many keys in use that no fresh index is left reuses them sooner. More would cost
+	// memory, 13 bytes for each index: 8 in the page, 4 in the queue and the low byte.
+	resting = 1 << 16
 )
 
 type page [pageSize]atomic.Pointer[Region]
@@ -23,8 +30,8 @@ type Table struct {
 
 	mu          sync.Mutex
 	random      *rand.Rand
-	free        []uint32               // indices given back
-	last        map[uint32]byte        // the low byte that a free index had last
+	free        []uint32               // indices given back, the one that has rested longest first
+	low         []byte                 // by index: the low byte of its last key
 	size        uint32                 // indices handed out so far; 0 is never used, so that key 0 is always wrong
 	count       int                    // indices in use
 	allocations map[uint32]*Allocation // by index; the regions made by Register have none
@@ -35,7 +42,7 @@ type Table struct {
 func NewTable(seed uint64) *Table {
 	return &Table{
 		random:      rand.New(rand.NewPCG(seed, 0x6b65797320 /* "keys " */)),
-		last:        make(map[uint32]byte),
+		low:         make([]byte, 1),
 		size:        1,
 		allocations: make(map[uint32]*Allocation),
 	}
@@ -142,39 +149,32 @@ func (t *Table) retire(old, next *Region) {
 	}
 }
 
-// takeKey reserves an index and draws a key for it.
+// takeKey reserves an index and makes a key for it. The low byte of a fresh index is drawn, so that who knows some keys of a
+// table does not know the others. That of one used before is the next one: a stale key must not fit another region for as
+// long as possible, and a drawn byte would fit one time in 256 (drivers/infiniband/sw/rxe/rxe_mr.c draws it).
 func (t *Table) takeKey() (uint32, error) {
 	var index uint32
-	if n := len(t.free); n > 0 {
-		index = t.free[n-1]
-		t.free = t.free[:n-1]
-	} else {
-		if t.size == pageCount*pageSize {
-			return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
-		}
+	switch fresh := t.size < pageCount*pageSize; {
+	case len(t.free) >= resting, len(t.free) > 0 && !fresh:
+		index = t.free[0]
+		t.free = t.free[1:]
+		t.low[index]++
+	case fresh:
 		index = t.size
 		t.size++
+		t.low = append(t.low, byte(t.random.Uint32()))
+	default:
+		return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
 	}
 	t.count++
-	return index<<8 | uint32(t.keyByte(index)), nil
+	return index<<8 | uint32(t.low[index]), nil
 }
 
 // giveBack frees the index of a key.
 func (t *Table) giveBack(key uint32) {
-	t.last[key>>8] = byte(key)
+	t.low[key>>8] = byte(key)
 	t.free = append(t.free, key>>8)
 	t.count--
-}
-
-// keyByte draws the low byte of a key. A freed index never gets the byte that it had before: a stale key must
-// not fit the next region (drivers/infiniband/sw/rxe/rxe_mr.c draws it at random for the same reason).
-func (t *Table) keyByte(index uint32) byte {
-	for {
-		b := byte(t.random.Uint32())
-		if last, used := t.last[index]; !used || last != b {
-			return b
-		}
-	}
 }
 
 // Count is the number of keys in use now: of regions, and of allocations, free ones included.

@@ -114,12 +114,26 @@ func TestRegisterRefuses(t *testing.T) {
 func TestKeysModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, domain := NewTable(rapid.Uint64().Draw(t, "seed")), new(Domain)
+		var resting []uint32
+		for range 40 {
+			key, err := table.takeKey()
+			require.NoError(t, err)
+			resting = append(resting, key)
+		}
+		table.size = pageCount * pageSize // no fresh one is left, so that others come back soon
+		for _, key := range resting {
+			table.giveBack(key)
+		}
 		live := make(map[uint32]*Region)
 		var keys []uint32
 		freed := make(map[uint32]uint32) // by index: the last key of it
 		t.Repeat(map[string]func(*rapid.T){
 			"register": func(t *rapid.T) {
 				r, err := table.Register(domain, make([]byte, 1), 0, 0)
+				if len(live) == len(resting) {
+					require.ErrorIs(t, err, ErrNoKeys)
+					return
+				}
 				require.NoError(t, err)
 				require.NotContains(t, live, r.Key())
 				index := r.Key() >> 8
@@ -242,49 +256,4 @@ func TestKindNames(t *testing.T) {
 	}
 	require.Len(t, seen, 4)
 	require.Equal(t, "kind 4", Kind(4).String())
-}
-
-// TestKeysComeBackLate: a program that registers and deregisters all the time gets no key again before it has had 2^24 others. The
-// keys of so many registrations are compared, next to regions that stay.
-func TestKeysComeBackLate(t *testing.T) {
-	table, domain := NewTable(1), new(Domain)
-	buffer := make([]byte, 1)
-	for range 10 {
-		_, err := table.Register(domain, buffer, 0, 0)
-		require.NoError(t, err)
-	}
-	// The table is driven by its own allocator only: registering as often takes a minute.
-	seen := make([]uint64, (1<<32)/64>>6) // a bit for each key of the first 2^26
-	for i := range keyRotation * 256 {
-		key, err := table.takeKey()
-		if err != nil || seen[key>>6]>>(key&63)&1 != 0 {
-			t.Fatalf("key %#x came back after %d registrations, error %v", key, i, err)
-		}
-		seen[key>>6] |= 1 << (key & 63)
-		table.giveBack(key)
-	}
-	key, err := table.takeKey()
-	require.NoError(t, err)
-	require.NotZero(t, seen[key>>6]>>(key&63)&1, "2^24 keys have been used, and this is the first of them")
-}
-
-// TestOldKeysFitNothing: after 300 registrations of the same memory one after the other, none of their keys opens the next one.
-func TestOldKeysFitNothing(t *testing.T) {
-	for seed := range uint64(20) {
-		table, domain := NewTable(seed), new(Domain)
-		user, buffer := table.NewUser(), make([]byte, 64)
-		var old []uint32
-		for range 300 {
-			r, err := table.Register(domain, buffer, 0, RemoteWrite|LocalWrite)
-			require.NoError(t, err)
-			old = append(old, r.Key())
-			require.NoError(t, table.Deregister(r))
-		}
-		_, err := table.Register(domain, buffer, 0, RemoteWrite|LocalWrite)
-		require.NoError(t, err)
-		for _, key := range old {
-			fault := user.Write(&Principal{Domain: domain}, RemoteWrite, Range{Key: key, Length: 1}, [][]byte{{1}}, true)
-			require.Equal(t, FaultKey, fault, "key %#x", key)
-		}
-	}
 }

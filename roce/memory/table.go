@@ -13,17 +13,16 @@ const (
 	pageBits  = 12
 	pageSize  = 1 << pageBits
 	pageCount = 1 << (24 - pageBits) // a key has 24 bits of index
+
+	// resting is how many indices that were given back lie idle before the first one of them is used again. The one that
+	// has rested longest comes first, with its low byte counted on by one. So the key of a region that was given up fits again
+	// after resting * 256 = 2^24 further registrations at the earliest: each of the 256 uses that lie between needs the index to
+	// pass the whole queue. Only a table with so many keys in use that no fresh index is left reuses them sooner. More would cost
+	// memory, 13 bytes for each index: 8 in the page, 4 in the queue and the low byte.
+	resting = 1 << 16
 )
 
-type page struct {
-	regions [pageSize]atomic.Pointer[Region]
-	next    [pageSize]byte // the low byte of the next key of a free index; the table's mutex guards it
-}
-
-// keyRotation is how many indices are given back before one of them is used again. A key that was given up must not fit what
-// somebody registers later, and an index has 256 keys, which come one after the other. So a key fits again after
-// keyRotation * 256 = 2^24 registrations at the earliest. A larger rotation would take 36 KiB for each 4,096 indices.
-const keyRotation = 1 << 16
+type page [pageSize]atomic.Pointer[Region]
 
 // Table maps keys to regions. Lookups take no lock.
 type Table struct {
@@ -31,7 +30,8 @@ type Table struct {
 
 	mu          sync.Mutex
 	random      *rand.Rand
-	free        []uint32               // indices given back, the oldest first
+	free        []uint32               // indices given back, the one that has rested longest first
+	low         []byte                 // by index: the low byte of its last key
 	size        uint32                 // indices handed out so far; 0 is never used, so that key 0 is always wrong
 	count       int                    // indices in use
 	allocations map[uint32]*Allocation // by index; the regions made by Register have none
@@ -42,6 +42,7 @@ type Table struct {
 func NewTable(seed uint64) *Table {
 	return &Table{
 		random:      rand.New(rand.NewPCG(seed, 0x6b65797320 /* "keys " */)),
+		low:         make([]byte, 1),
 		size:        1,
 		allocations: make(map[uint32]*Allocation),
 	}
@@ -151,28 +152,31 @@ func (t *Table) retire(old, next *Region) {
 	}
 }
 
-// takeKey reserves an index and draws a key for it.
+// takeKey reserves an index and makes a key for it. The low byte of a fresh index is drawn, so that who knows some keys of a
+// table does not know the others. That of one used before is the next one: a stale key must not fit another region for as
+// long as possible, and a drawn byte would fit one time in 256 (drivers/infiniband/sw/rxe/rxe_mr.c draws it).
 func (t *Table) takeKey() (uint32, error) {
-	index, fresh := t.size, t.size < pageCount*pageSize
-	switch {
-	case len(t.free) >= keyRotation || !fresh && len(t.free) > 0:
-		index, t.free = t.free[0], t.free[1:]
-	case !fresh:
-		return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
-	default:
-		// The first byte is drawn, so that nobody can guess a key from another one.
-		t.page(index).next[index%pageSize] = byte(t.random.Uint32())
+	var index uint32
+	switch fresh := t.size < pageCount*pageSize; {
+	case len(t.free) >= resting, len(t.free) > 0 && !fresh:
+		index = t.free[0]
+		t.free = t.free[1:]
+		t.low[index]++
+	case fresh:
+		index = t.size
 		t.size++
+		t.low = append(t.low, byte(t.random.Uint32()))
+	default:
+		return 0, fmt.Errorf("%w: %d", ErrNoKeys, t.count)
 	}
 	t.count++
-	return index<<8 | uint32(t.page(index).next[index%pageSize]), nil
+	return index<<8 | uint32(t.low[index]), nil
 }
 
-// giveBack frees the index of a key. Its next key is another one.
+// giveBack frees the index of a key.
 func (t *Table) giveBack(key uint32) {
-	index := key >> 8
-	t.page(index).next[index%pageSize] = byte(key) + 1
-	t.free = append(t.free, index)
+	t.low[key>>8] = byte(key)
+	t.free = append(t.free, key>>8)
 	t.count--
 }
 
@@ -197,18 +201,15 @@ func (t *Table) Regions() []*Region {
 	return list
 }
 
-// page is where an index is. The caller holds the mutex.
-func (t *Table) page(index uint32) *page {
+// slot is where the region of an index is. The caller holds the mutex.
+func (t *Table) slot(index uint32) *atomic.Pointer[Region] {
 	p := t.pages[index>>pageBits].Load()
 	if p == nil {
 		p = new(page)
 		t.pages[index>>pageBits].Store(p)
 	}
-	return p
+	return &p[index%pageSize]
 }
-
-// slot is where the region of an index is. The caller holds the mutex.
-func (t *Table) slot(index uint32) *atomic.Pointer[Region] { return &t.page(index).regions[index%pageSize] }
 
 func (t *Table) lookup(key uint32) *Region {
 	index := key >> 8
@@ -216,7 +217,7 @@ func (t *Table) lookup(key uint32) *Region {
 	if p == nil {
 		return nil
 	}
-	if r := p.regions[index%pageSize].Load(); r != nil && r.key == key {
+	if r := p[index%pageSize].Load(); r != nil && r.key == key {
 		return r
 	}
 	return nil

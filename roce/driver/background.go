@@ -156,7 +156,7 @@ func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 	}
 	s.mu.Lock()
 	alarm := int64(math.MaxInt64)
-	if deadline, timed := s.engine.NextDeadline(); timed {
+	if deadline, timed := s.nextDeadline(); timed {
 		alarm = int64(deadline)
 	}
 	if s.queue.Pending() || !s.engine.Idle() {

@@ -150,9 +150,8 @@ func (e *Engine) NextDeadline() (Time, bool) {
 	return e.timers[0].timer.at, true
 }
 
-// Expire fires the deadlines that have passed.
-func (e *Engine) Expire(now Time) {
-	e.now = now
+// Overdue says whether a deadline has passed: whether Expire fires one.
+func (e *Engine) Overdue(now Time) bool {
 	for len(e.timers) > 0 && e.timers[0].timer.at <= now {
 		qp := e.timers[0]
 		switch {
@@ -161,10 +160,20 @@ func (e *Engine) Expire(now Time) {
 		case qp.timer.deadline > now:
 			e.timers.postpone(qp)
 		default:
-			qp.timer.deadline = 0
-			e.timers.remove(qp)
-			qp.expire()
+			return true
 		}
+	}
+	return false
+}
+
+// Expire fires the deadlines that have passed.
+func (e *Engine) Expire(now Time) {
+	e.now = now
+	for e.Overdue(now) {
+		qp := e.timers[0]
+		qp.timer.deadline = 0
+		e.timers.remove(qp)
+		qp.expire()
 	}
 }
 

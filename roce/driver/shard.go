@@ -60,6 +60,7 @@ type Shard struct {
 	doorbells atomic.Pointer[QP]
 	inboxes   atomic.Pointer[[]*inbox] // replaced, never changed; never nil
 	polls     atomic.Uint64
+	given     atomic.Uint64 // what polls was when the lease was given back
 
 	kickMu sync.Mutex // held by whoever is in Kick
 

@@ -3,7 +3,8 @@ package driver
 // The background goroutine of a shard makes progress while the application does not: it receives, acknowledges and
 // retransmits. While somebody polls all the time or leads it stays away from the socket, because a second thread in
 // poll(2) on it costs a poller 30 % and its tail (p99 5 us to 56..108 us). Every poll increments a counter, and the rate
-// at which it grows is the lease: a program that looks into its CQ now and then does not hold it. Idle costs no CPU:
+// at which it grows is the lease: a program that looks into its CQ now and then does not hold it, and one that asks for an event of a
+// channel on which it selects gives it back, since it is about to sleep. Idle costs no CPU:
 // with nobody polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline.
 
 import (
@@ -37,6 +38,7 @@ type background struct {
 	polls    uint64 // of the shard at the end of the last sample
 	quit     atomic.Bool
 	resting  atomic.Bool // sleeping without a limit because somebody leads
+	pausing  atomic.Bool // letting time pass
 	finished sync.WaitGroup
 }
 
@@ -81,7 +83,7 @@ func (s *Shard) runBackground(b *background) {
 			continue
 		}
 		if b.leased(s) {
-			b.pause(watchInterval)
+			b.pause(s, watchInterval)
 			continue
 		}
 		if s.sleep.waiters.Load() > 0 {
@@ -99,13 +101,24 @@ func (s *Shard) runBackground(b *background) {
 // leased says whether somebody polls the shard all the time.
 func (b *background) leased(s *Shard) bool {
 	before := s.polls.Load()
-	if before == b.polls {
+	if before == b.polls || s.givenBack() {
 		return false
 	}
-	b.pause(sampleInterval)
+	b.pause(s, sampleInterval)
 	b.polls = s.polls.Load()
-	return b.polls-before >= leasePolls
+	return b.polls-before >= leasePolls && !s.givenBack()
 }
+
+// giveBack ends the lease of whoever has polled the shard until now. A few more polls, which belong to asking for an event, do
+// not begin another one.
+func (s *Shard) giveBack() {
+	s.given.Store(s.polls.Load())
+	if s.background.pausing.Load() {
+		s.background.waiter.wake()
+	}
+}
+
+func (s *Shard) givenBack() bool { return s.polls.Load()-s.given.Load() < leasePolls }
 
 // rest sleeps until the last blocked wait on the shard has ended.
 func (b *background) rest(s *Shard) {
@@ -118,8 +131,10 @@ func (b *background) rest(s *Shard) {
 
 // pause lets time pass. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
 // runtime's monitor awake, which takes a poller's CPU every 100 us or so (the 90th percentile of round trips doubled).
-func (b *background) pause(d time.Duration) {
-	if b.quit.Load() {
+func (b *background) pause(s *Shard, d time.Duration) {
+	b.pausing.Store(true)
+	defer b.pausing.Store(false)
+	if b.quit.Load() || s.givenBack() {
 		return
 	}
 	b.alarm.Reset(d)
@@ -156,7 +171,7 @@ func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 	}
 	s.mu.Lock()
 	alarm := int64(math.MaxInt64)
-	if deadline, timed := s.engine.NextDeadline(); timed {
+	if deadline, timed := s.nextDeadline(); timed {
 		alarm = int64(deadline)
 	}
 	if s.queue.Pending() || !s.engine.Idle() {

@@ -19,6 +19,7 @@ type CompChannel struct {
 
 	shards   shardSet
 	sleepers sleepers
+	selected atomic.Bool   // Ready was called: who asks for an event may select on it
 	misses   atomic.Uint32 // empty polls in a row
 	list     backlog[*CQ]
 }
@@ -70,7 +71,13 @@ func (ch *CompChannel) take() (*CQ, bool) {
 // Ready is readable while events wait. Whoever receives from it calls Poll until there is none, and must not be surprised
 // if another goroutine was faster. It is never closed. While a program does nothing but select on it, the background of the
 // shards makes the progress.
-func (ch *CompChannel) Ready() <-chan struct{} { return ch.list.ready }
+func (ch *CompChannel) Ready() <-chan struct{} {
+	if !ch.selected.Load() {
+		ch.selected.Store(true)
+	}
+	ch.device.giveBack(&ch.shards)
+	return ch.list.ready
+}
 
 // Poll takes the CQ whose event is the oldest. If there is none it drives the shards of the channel's CQs first. It
 // never blocks, but a poller that finds nothing gives its CPU away now and then.

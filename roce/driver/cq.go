@@ -154,6 +154,9 @@ func (c *CQ) ReqNotify(solicitedOnly bool) error {
 	c.consume.Lock()
 	c.consumer.Arm(solicitedOnly)
 	c.consume.Unlock()
+	if c.channel.selected.Load() {
+		c.device.giveBack(&c.shards)
+	}
 	// Asked afterwards: an overrun that came first has left the request unanswered.
 	return c.over()
 }

@@ -5,8 +5,9 @@
 // Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
 // done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
 // while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue
-// pair whose frames all do so moves (move.go); those to an address of this process go through inboxes, too (loopback.go). What changes about the port is followed (follow.go),
-// and the way to a peer that is silent looked at (confirm.go).
+// pair whose frames all do so moves (move.go). Frames to an address of this process go through inboxes, too (loopback.go). Deadlines wait
+// for what had arrived when they passed (heard.go). What changes about the port is followed (follow.go), and the way to a peer that
+// is silent looked at (confirm.go).
 //
 // Lock order: QP.control, QP.send, QP.receive, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
@@ -20,6 +21,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xroce/xroce/roce"
@@ -66,6 +68,7 @@ type Device struct {
 	shards  []*Shard
 	numbers numbers
 	gids    gids
+	asked   atomic.Int64 // the shards are to read what had arrived by this time (heard.go)
 
 	follower follower
 	doubts   doubts

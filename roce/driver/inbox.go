@@ -116,6 +116,11 @@ func (s *Shard) receiveInbox(now transport.Time, b *inbox) {
 	}
 }
 
+// crowds says that another shard should be driven before this one reads on: its inbox may not hold the next batch.
+func (s *Shard) crowds(to *Shard) bool {
+	return to.device == s.device && to.inboxFrom(s).ring.Waiting() > loop.Slots-receiveBatch
+}
+
 // hand notes that another shard has got something to do: it is driven when this one's lock is free again.
 func (s *Shard) hand(to *Shard) {
 	if to != s && !slices.Contains(s.handed, to) {
@@ -134,6 +139,7 @@ const (
 type errands struct {
 	list  [errandShards]errand
 	count int
+	after int  // where to look for the next one
 	full  bool // one found no place
 }
 
@@ -157,11 +163,12 @@ func (e *errands) add(s *Shard) {
 	e.list[at].shard, e.list[at].due = s, true
 }
 
-// next is a shard to run now, or nil.
+// next is a shard to run now, or nil. They take turns.
 func (e *errands) next() *Shard {
-	for i := range e.list[:e.count] {
+	for i := range e.count {
+		i = (e.after + i) % e.count
 		if at := &e.list[i]; at.due && at.visits < errandVisits {
-			at.due = false
+			at.due, e.after = false, i+1
 			at.visits++
 			return at.shard
 		}

@@ -28,6 +28,7 @@ type station struct {
 	buffer []byte // of the region
 
 	label, timeout uint8 // of the QPs to connect: flow label, ACK timeout code
+	noRetry        bool  // retry count 0 instead of 7
 }
 
 type inNetwork struct {
@@ -87,6 +88,10 @@ func (s *station) connect(t testing.TB, q *QP, peer *station, number roce.QPN) {
 	t.Helper()
 	gid, err := peer.device.GID(0)
 	require.NoError(t, err)
+	retries := uint8(7)
+	if s.noRetry {
+		retries = 0
+	}
 	for _, step := range []struct {
 		a    transport.Attributes
 		mask transport.AttributeMask
@@ -96,7 +101,7 @@ func (s *station) connect(t testing.TB, q *QP, peer *station, number roce.QPN) {
 		{transport.Attributes{State: transport.StateRTR, PathMTU: roce.MTU1024, DestinationQPN: number, MaxDestRDAtomic: 1},
 			transport.MaskState | transport.MaskAV | transport.MaskPathMTU | transport.MaskDestinationQPN | transport.MaskRQPSN |
 				transport.MaskMaxDestRDAtomic | transport.MaskMinRNRTimer},
-		{transport.Attributes{State: transport.StateRTS, MaxRDAtomic: 1, Timeout: s.timeout, RetryCount: 7},
+		{transport.Attributes{State: transport.StateRTS, MaxRDAtomic: 1, Timeout: s.timeout, RetryCount: retries},
 			transport.MaskState | transport.MaskTimeout | transport.MaskRetryCount | transport.MaskRNRRetry |
 				transport.MaskSQPSN | transport.MaskMaxRDAtomic},
 	} {

@@ -60,6 +60,7 @@ type Shard struct {
 	doorbells atomic.Pointer[QP]
 	inboxes   atomic.Pointer[[]*inbox] // replaced, never changed; never nil
 	polls     atomic.Uint64
+	given     atomic.Uint64 // what polls was when the lease was given back
 
 	kickMu sync.Mutex // held by whoever is in Kick
 
@@ -80,12 +81,13 @@ type Shard struct {
 	sent    [1][]byte         // of the packet that is shown to them
 
 	hasFired atomic.Bool // fired is not empty
-	resumed  atomic.Bool // an inbox that had no place for frames from here has some now
+	resumed  atomic.Bool // an inbox that had no place for frames from here has some now, or all shards have read their rings
 	failed   atomic.Bool // the last kick ended with an error
 	down     atomic.Bool // which was that the link is down
 	stuck    atomic.Bool // it has had no transmit buffer for too long
 	gone     atomic.Bool // closed, for those who do not hold the lock
 
+	hearing
 	sleep      sleep
 	background background
 }
@@ -151,9 +153,9 @@ func (s *Shard) answerDoorbells() (did bool) {
 }
 
 // called says that somebody wants something of the shard: a doorbell was rung, frames were handed over, waiters are to
-// be woken, or loopback goes on.
+// be woken, what has arrived is to be read, or what it waited for is there.
 func (s *Shard) called() bool {
-	return s.doorbells.Load() != nil || s.hasFired.Load() || s.resumed.Load() || s.inboxWaiting()
+	return s.doorbells.Load() != nil || s.hasFired.Load() || s.resumed.Load() || s.asking() || s.inboxWaiting()
 }
 
 // unlock releases the shard. Whoever finds the lock taken leaves his work in a doorbell, an inbox or the list of fired CQs
@@ -187,9 +189,13 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 			s.mu.Unlock()
 			return progress
 		}
+		asked := s.device.asked.Load()
 		result := s.turn()
+		result.did = s.listen(asked, result.received) || result.did
+		crowded := false
 		for _, to := range s.handed {
 			e.add(to)
+			crowded = crowded || result.received > 0 && s.crowds(to)
 		}
 		s.handed = s.handed[:0]
 		fired := append(firing[:0], s.fired...)
@@ -205,6 +211,10 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 		progress = progress || result.did
 		if result.deadline > 0 {
 			s.sleep.remind(result.deadline)
+		}
+		if crowded {
+			e.add(s)
+			return progress
 		}
 		if !result.more && !s.called() {
 			if s.queue.Pending() {
@@ -235,6 +245,7 @@ func (s *Shard) retryTime() transport.Time {
 
 type turnResult struct {
 	did      bool           // something was done
+	received int            // frames
 	more     bool           // something is left that could be done at once
 	deadline transport.Time // the next one; 0 is none
 }
@@ -243,8 +254,10 @@ func (s *Shard) turn() (r turnResult) {
 	s.resumed.Store(false)
 	r.did = s.answerDoorbells()
 	n := s.queue.Receive(s.frames[:])
+	r.received = n
+	heard := s.allHeard() // before the inboxes are looked at
 	waiting := s.inboxWaiting()
-	deadline, timed := s.engine.NextDeadline()
+	_, timed := s.engine.NextDeadline()
 	if n == 0 && !waiting && !timed && s.engine.Idle() {
 		return r
 	}
@@ -258,10 +271,7 @@ func (s *Shard) turn() (r turnResult) {
 	if waiting {
 		s.drainInboxes(now)
 	}
-	if timed && deadline <= now {
-		s.engine.Expire(now)
-		r.did = true
-	}
+	r.did = s.expire(now, heard) || r.did
 	s.now = now
 	sent := s.engine.Emit(now, emitBudget, (*transmitter)(s))
 	if sent > 0 {
@@ -269,7 +279,7 @@ func (s *Shard) turn() (r turnResult) {
 	}
 	r.did = r.did || n > 0 || waiting || sent > 0
 	r.more = n == len(s.frames) || !s.engine.Idle()
-	if deadline, timed = s.engine.NextDeadline(); timed {
+	if deadline, timed := s.nextDeadline(); timed {
 		r.deadline = max(deadline, 1)
 	}
 	return r

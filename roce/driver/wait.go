@@ -232,6 +232,15 @@ func (d *Device) drivePolled(a *shardSet) {
 	}
 }
 
+// giveBack ends the lease on shards of whoever has polled them.
+func (d *Device) giveBack(a *shardSet) {
+	for i, set := 0, a.bits.Load(); set != 0; i, set = i+1, set>>1 {
+		if set&1 != 0 {
+			d.shards[i].giveBack()
+		}
+	}
+}
+
 // wait returns as soon as o is ready, or with an error when ctx has ended or o is over.
 func (d *Device) wait(ctx context.Context, o awaited) error {
 	start := time.Now()

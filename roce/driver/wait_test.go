@@ -37,3 +37,28 @@ func TestWakeBeforeSleep(t *testing.T) {
 		require.Less(t, time.Since(start), 5*time.Second)
 	}
 }
+
+// TestGiveBack: whoever gives the lease back while the background leaves the shard to him ends its pause, and keeps it from
+// another one until he has polled often again.
+func TestGiveBack(t *testing.T) {
+	d, _ := newManual(t, 1)
+	s := d.shards[0]
+	b := &s.background
+	require.NoError(t, b.init(false))
+	defer func() { b.waiter.close(); b.waiter = nil }()
+	s.polls.Add(leasePolls)
+	ended := make(chan struct{})
+	go func() { b.pause(s, time.Hour); close(ended) }()
+	require.Eventually(t, func() bool { return b.waiter.mode.Load() == parked }, 5*time.Second, time.Millisecond)
+	s.giveBack()
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		require.Fail(t, "it goes on")
+	}
+	s.polls.Add(leasePolls - 1)
+	b.pause(s, time.Hour)
+	require.False(t, b.leased(s))
+	s.polls.Add(1)
+	require.False(t, s.givenBack())
+}

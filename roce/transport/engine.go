@@ -163,10 +163,10 @@ func (e *Engine) NextDeadline() (Time, bool) {
 	return deadline, deadline != math.MaxInt64
 }
 
-// Expire fires the deadlines that have passed.
-func (e *Engine) Expire(now Time) {
-	e.now = now
-	e.expireLines()
+// Overdue says whether a deadline has passed: whether Expire does something.
+func (e *Engine) Overdue(now Time) bool { return e.lineDeadline() <= now || e.timerOverdue(now) }
+
+func (e *Engine) timerOverdue(now Time) bool {
 	for len(e.timers) > 0 && e.timers[0].timer.at <= now {
 		qp := e.timers[0]
 		switch {
@@ -175,10 +175,21 @@ func (e *Engine) Expire(now Time) {
 		case qp.timer.deadline > now:
 			e.timers.postpone(qp)
 		default:
-			qp.timer.deadline = 0
-			e.timers.remove(qp)
-			qp.expire()
+			return true
 		}
+	}
+	return false
+}
+
+// Expire fires the deadlines that have passed.
+func (e *Engine) Expire(now Time) {
+	e.now = now
+	e.expireLines()
+	for e.timerOverdue(now) {
+		qp := e.timers[0]
+		qp.timer.deadline = 0
+		e.timers.remove(qp)
+		qp.expire()
 	}
 }
 

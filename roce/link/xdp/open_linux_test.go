@@ -386,9 +386,9 @@ func TestMemoryLocked(t *testing.T) {
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: old.Max}))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)) }()
-	open := func(queues int) string {
+	open := func(queues int) string { // as a user of whom nobody else has locked anything
 		cmd, line := startChild(t, newPair(t, netlab.PairOptions{Queues: queues}).A.Namespace, &syscall.SysProcAttr{
-			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
+			Credential:  &syscall.Credential{Uid: 64021, Gid: 64021},
 			AmbientCaps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF},
 		})
 		require.NoError(t, cmd.Process.Kill())

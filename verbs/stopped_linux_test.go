@@ -36,6 +36,12 @@ func TestStoppedPeer(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 
 		require.NoError(t, peer.cmd.Process.Signal(syscall.SIGSTOP))
+		var status syscall.WaitStatus // of the whole process: none of its threads runs any more
+		for err = syscall.EINTR; err == syscall.EINTR; {
+			_, err = syscall.Wait4(peer.cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
+		}
+		require.NoError(t, err)
+		require.True(t, status.Stopped())
 		begin := time.Now()
 		resume := time.AfterFunc(1200*time.Millisecond, func() { _ = peer.cmd.Process.Signal(syscall.SIGCONT) })
 		wc, err = writeOnce(e.qp, e.sends, e.mr, target, 8)

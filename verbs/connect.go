@@ -46,6 +46,7 @@ func (e Endpoint) check() error {
 // among them, make the three transitions with ModifyQP.
 type ConnectOptions struct {
 	GIDIndex    int
+	Peer        netip.Addr  // where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the route there
 	AccessFlags AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
 	PathMTU     MTU         // the smaller of both ports' by default
 	MaxRDAtomic uint8       // READs that each end has in flight, 16 by default
@@ -85,13 +86,16 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	mtu := port.ActiveMTU
 	if o.PathMTU != 0 {
 		mtu = o.PathMTU
+	} else if o.Peer.IsValid() {
+		mtu = q.pd.device.driver.WayMTU(mtu, gid, roce.GIDFromAddr(o.Peer.WithZone("")))
 	}
 	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
 }
 
 // Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
 // remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The path MTU is the smaller
-// one of both Endpoints unless the options name one. The search for the peer's Ethernet address gives up after 3 seconds, or
+// one of both Endpoints unless the options name one; ErrPathMTU says that the route to the peer does not carry it, and then both ends
+// need a smaller PathMTU, or the Peer in the options of Endpoint. The search for the peer's Ethernet address gives up after 3 seconds, or
 // when ctx ends; if Connect fails, ModifyQP to StateReset, exchange Endpoints anew and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
 	if err := q.check(); err != nil {

@@ -56,6 +56,7 @@ func (q *QP) Explain(wc WC) string {
 		cause = q.causeOfFlush(failure, a.State)
 	}
 	if wc.Status == WCRetryExcErr {
+		cause = q.lossCause(a.PathMTU, av, cause)
 		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
 			cause = "the port of " + q.pd.device.Name() + " is down"
 		}
@@ -75,6 +76,20 @@ func (q *QP) causeOfFlush(failure WC, now QPState) string {
 		return "the program brought the QP into the error state"
 	}
 	return fmt.Sprintf("the QP was in the error state, and has been reset since (it is in %v now)", now)
+}
+
+// lossCause adds to the usual cause of packets that were not answered what speaks for an MTU on the way that is too small.
+func (q *QP) lossCause(m MTU, av AHAttr, usual string) string {
+	if source, err := q.pd.device.QueryGID(av.SGIDIndex); err == nil {
+		if err := q.pd.device.driver.CheckWay(m, source, av.DGID); err != nil {
+			return err.Error()
+		}
+	}
+	if answered, unanswered := q.driver.Sizes(); answered >= 0 && answered < unanswered && unanswered >= MTU256.Bytes() {
+		return fmt.Sprintf("packets with up to %d bytes of payload passed, those with %d did not: a link on the way, or the peer's end, "+
+			"may have an MTU below %d, which path MTU %v needs; or else %s", answered, unanswered, m.Bytes()+roce.MTUOverhead, m, usual)
+	}
+	return usual
 }
 
 // patienceText says how long a peer that did not answer was waited for.

@@ -218,6 +218,10 @@ func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.C
 	if r.options.GIDIndex = c.GID; c.GID < 0 {
 		err = r.useAddressLike(connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr())
 	}
+	if c.MTU == 0 {
+		peer := connection.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		r.options.PathMTU, r.options.Peer = 0, peer
+	}
 	if err == nil {
 		local, err = r.qp.Endpoint(r.options)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/verbs"
@@ -242,4 +243,21 @@ func TestPingpongInterrupted(t *testing.T) {
 	require.Equal(t, 130, server.status(t, 2*time.Second))
 	require.Equal(t, "xroce: stopped by signal: interrupt\n", errorsOf(server))
 	requireFree(t, &p.B)
+}
+
+// TestPingpongRouteMTU: both ends take the path MTU that the route of one of them carries.
+func TestPingpongRouteMTU(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	inside(t, &p.A, func(h *netlink.Handle, device netlink.Link) {
+		require.NoError(t, h.RouteReplace(&netlink.Route{
+			LinkIndex: device.Attrs().Index, MTU: 1000, Scope: netlink.SCOPE_LINK,
+			Dst: &net.IPNet{IP: p.B.IPv4().AsSlice(), Mask: net.CIDRMask(32, 32)},
+		}))
+	})
+	a, b := startPingpong(t, p, p.B.IPv4().String(), []string{"-n", "50"}, []string{"-n", "50", "--json"})
+	require.Equal(t, 0, a.status(t, 20*time.Second), a.stderr.String())
+	require.Equal(t, 0, b.status(t, 5*time.Second), b.stderr.String())
+	var r pingpongResult
+	require.NoError(t, json.Unmarshal([]byte(a.stdout.String()), &r))
+	require.Equal(t, 512, r.PathMTU)
 }

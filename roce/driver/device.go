@@ -249,6 +249,39 @@ func (d *Device) checkPathMTU(m roce.MTU, loopback bool) error {
 		ErrPathMTU, m, m.Bytes()+roce.MTUOverhead+ethernetHeader, name, d.link.MaximumFrame())
 }
 
+// checkWay says whether a route whose MTU is known (bytes; 0 is none) carries a path MTU.
+func (d *Device) checkWay(m roce.MTU, mtu int, destination roce.GID) error {
+	if need := m.Bytes() + roce.MTUOverhead; m != 0 && mtu != 0 && mtu < need {
+		return fmt.Errorf("%w: path MTU %v needs MTU %d on the way, the route to %v over %s has %d",
+			ErrPathMTU, m, need, destination, d.link.Information().Name, mtu)
+	}
+	return nil
+}
+
+// CheckWay says, with ErrPathMTU, that the route from source to destination has too small an MTU for a path MTU.
+func (d *Device) CheckWay(m roce.MTU, source, destination roce.GID) error {
+	return d.checkWay(m, d.routeMTU(source, destination), destination)
+}
+
+// WayMTU is the largest path MTU that the route from source to destination carries, at most m. If it carries none, it is m.
+func (d *Device) WayMTU(m roce.MTU, source, destination roce.GID) roce.MTU {
+	if active, ok := roce.ActiveMTU(d.routeMTU(source, destination)); ok {
+		return min(m, active)
+	}
+	return m
+}
+
+// routeMTU is the MTU of the route from source to destination in bytes; 0 if it names none, or is not known.
+func (d *Device) routeMTU(source, destination roce.GID) int {
+	if within, err := d.within(destination.Addr()); within != nil || err != nil {
+		return 0
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // the route is known at once, and nothing depends on whether the neighbour is
+	neighbour, _ := d.link.Resolve(ctx, source.Addr(), destination.Addr())
+	return neighbour.MTU
+}
+
 // AddressVector names the peer of a connected QP.
 type AddressVector struct {
 	DGID         roce.GID
@@ -274,13 +307,18 @@ func (d *Device) source(av *AddressVector) (roce.GID, error) {
 }
 
 // resolve makes a path out of an address vector, whose peer is on the device within the process or, if that is nil, to be
-// found over the wire.
-func (d *Device) resolve(ctx context.Context, av *AddressVector, source roce.GID, within *Device, label uint32) (roce.Path, error) {
+// found over the wire. The way has to carry a path MTU, if one is given.
+func (d *Device) resolve(
+	ctx context.Context, av *AddressVector, source roce.GID, within *Device, label uint32, need roce.MTU,
+) (roce.Path, error) {
 	// Nobody looks at the Ethernet addresses of frames on loopback.
 	neighbour := link.Neighbour{HardwareAddr: d.link.HardwareAddr()}
 	if within == nil {
 		var err error
 		if neighbour, err = d.link.Resolve(ctx, source.Addr(), av.DGID.Addr()); err != nil {
+			return roce.Path{}, err
+		}
+		if err := d.checkWay(need, neighbour.MTU, av.DGID); err != nil {
 			return roce.Path{}, err
 		}
 	}

@@ -296,7 +296,11 @@ func (q *QP) connect(
 	if label == 0 {
 		label = roce.FlowLabel(q.number, remote)
 	}
-	if a.Path, err = d.resolve(ctx, av, source, within, label); err != nil {
+	need := roce.MTU(0)
+	if mask&transport.MaskPathMTU != 0 {
+		need = a.PathMTU
+	}
+	if a.Path, err = d.resolve(ctx, av, source, within, label, need); err != nil {
 		return nil, nil, err
 	}
 	// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
@@ -364,6 +368,15 @@ func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
 	home := q.lock()
 	defer home.unlock()
 	return q.transport.Attributes(), q.vector, q.transport.Failure()
+}
+
+// Sizes are those of transport.QP.Sizes.
+func (q *QP) Sizes() (answered, unanswered int) {
+	q.control.Lock()
+	defer q.control.Unlock()
+	home := q.lock()
+	defer home.unlock()
+	return q.transport.Sizes()
 }
 
 // Close destroys the QP. Its requests get no completions; those that are in the CQs already stay there. When it

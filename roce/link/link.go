@@ -164,7 +164,8 @@ type Device interface {
 	// order. The device's GID table is this list.
 	Addresses() ([]netip.Addr, error)
 	// Resolve finds the next hop from source towards destination and its Ethernet address. It waits
-	// for an answer of the neighbour as long as ctx allows.
+	// for an answer of the neighbour as long as ctx allows. What the route says is in the Neighbour of one that does
+	// not answer, too.
 	Resolve(ctx context.Context, source, destination netip.Addr) (Neighbour, error)
 	// Network names the network that the device's addresses belong to. Devices of a process whose Network is the same
 	// and not empty reach each other by their addresses within the process; empty says that nothing is known.
@@ -212,4 +213,6 @@ func (c *Change) UnmarshalText(text []byte) error { return enum.ParseFlags(c, te
 type Neighbour struct {
 	HardwareAddr roce.MAC
 	HopLimit     uint8 // from the route; 64 where it names none
+	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it names none.
+	MTU int
 }

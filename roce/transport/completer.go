@@ -215,6 +215,9 @@ func (q *QP) retire() {
 		if w.end() > r.una || w.isLocal() && !w.done {
 			return
 		}
+		if !w.isLocal() {
+			r.answered = max(r.answered, min(w.length, q.mtu)+1)
+		}
 		q.completeSend(w, queue.WCSuccess)
 	}
 }
@@ -361,6 +364,7 @@ func (q *QP) fail(status queue.WCStatus) {
 	r := &q.requester
 	if r.head < r.tail {
 		w := r.work(r.head)
+		q.measure(w)
 		q.failure = queue.WC{
 			WRID: w.wr.WRID, Status: status, Opcode: w.wr.Opcode.Completed(), QPN: q.config.QPN,
 			PSN: q.requestPSN(r.una), Syndrome: r.lastSyndrome,
@@ -369,6 +373,25 @@ func (q *QP) fail(status queue.WCStatus) {
 		q.completeSend(w, status)
 	}
 	q.enterError()
+}
+
+// measure takes down the sizes of packets that Sizes tells, when the oldest request fails.
+func (q *QP) measure(w *work) {
+	r := &q.requester
+	if w.isLocal() || r.una < w.first {
+		return
+	}
+	done := (r.una - w.first) * q.mtu // of the request's payload, all in full packets
+	if done > 0 {
+		r.answered = max(r.answered, q.mtu+1)
+	}
+	r.unanswered = min(w.length-min(done, w.length), q.mtu) + 1
+}
+
+// Sizes are, of a QP that has failed, the largest payload in bytes of a packet that the peer has answered, or of a response of it, and that
+// of the packet that it had not answered yet; -1 is none.
+func (q *QP) Sizes() (answered, unanswered int) {
+	return int(q.requester.answered) - 1, int(q.requester.unanswered) - 1
 }
 
 // enterError moves the QP to the error state and flushes both queues, in posting order.

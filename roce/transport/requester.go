@@ -76,6 +76,9 @@ type requester struct {
 	recovering  bool
 	recoverFrom uint64
 
+	answered   uint64 // one more than the largest payload of a packet of a request that is complete; 0 if none is
+	unanswered uint64 // the same of the packet that was not answered when the QP gave up
+
 	drained bool // in SQD: nothing that was started is open
 
 	roundTrip roundTrip

@@ -31,6 +31,7 @@ type nextHop struct {
 	address   netip.Addr // of the gateway, or the destination itself
 	multicast bool
 	hopLimit  uint8
+	mtu       int // 0 if the route names none
 }
 
 // resolver finds next hops and neighbours over one device.
@@ -80,7 +81,7 @@ func (r resolver) resolve(ctx context.Context, source, destination netip.Addr) (
 	if err != nil {
 		return link.Neighbour{}, err
 	}
-	neighbour := link.Neighbour{HopLimit: hop.hopLimit}
+	neighbour := link.Neighbour{HopLimit: hop.hopLimit, MTU: hop.mtu}
 	if hop.multicast {
 		neighbour.HardwareAddr = roce.MulticastMAC(roce.GIDFromAddr(destination))
 		return neighbour, nil
@@ -165,7 +166,7 @@ func (r resolver) route(source, destination netip.Addr) (nextHop, error) {
 	if found.Type != unix.RTN_UNICAST {
 		return nextHop{}, fmt.Errorf("%w: route to %v over %s is not unicast", link.ErrNoNeighbour, destination, r.name)
 	}
-	hop := nextHop{address: destination, hopLimit: defaultHopLimit}
+	hop := nextHop{address: destination, hopLimit: defaultHopLimit, mtu: found.MTU}
 	gateway, _ := netip.AddrFromSlice(found.Gw)
 	if via, ok := found.Via.(*netlink.Via); ok {
 		gateway, _ = netip.AddrFromSlice(via.Addr)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -269,6 +270,9 @@ func (q *QP) status() QPStatus {
 	}
 	if t.Failure.Status != queue.WCSuccess {
 		s.Failure = t.Failure.Status.String()
+		if fault := memory.Fault(t.Failure.VendorErr); fault != memory.FaultNone {
+			s.Failure += ": " + fault.String()
+		}
 	}
 	return s
 }

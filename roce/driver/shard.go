@@ -60,6 +60,7 @@ type Shard struct {
 	doorbells atomic.Pointer[QP]
 	inboxes   atomic.Pointer[[]*inbox] // replaced, never changed; never nil
 	polls     atomic.Uint64
+	turns     atomic.Uint64 // for the watch
 
 	kickMu sync.Mutex // held by whoever is in Kick
 
@@ -185,6 +186,7 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 			s.mu.Unlock()
 			return progress
 		}
+		s.turns.Add(1)
 		result := s.turn()
 		for _, to := range s.handed {
 			e.add(to)

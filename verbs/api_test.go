@@ -181,7 +181,7 @@ func TestExplainOperations(t *testing.T) {
 	wc := poll(t, b.recvs)
 	require.Equal(t, verbs.WCRemInvReqErr, wc.Status)
 	require.Contains(t, b.qp.Explain(wc), "named a key that it cannot invalidate")
-	wc.Opcode = verbs.WCSend
+	wc.Opcode, wc.VendorErr = verbs.WCSend, 0 // as the completion of who asked for it
 	require.Contains(t, b.qp.Explain(wc), "longer than the peer's receive")
 
 	a, b = partners(t)
@@ -191,13 +191,13 @@ func TestExplainOperations(t *testing.T) {
 	}))
 	wc = poll(t, b.recvs)
 	require.Equal(t, verbs.WCRemAccessErr, wc.Status)
-	require.Contains(t, b.qp.Explain(wc), "the peer wrote to memory that no key of this end opens")
+	require.Contains(t, b.qp.Explain(wc), "no region or window here has the key that the peer's request named")
 	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "the peer's region")
 
 	for want, wr := range map[string]verbs.SendWR{
-		"an address, not an offset":                      {Opcode: verbs.WRBindMW, RKey: 0x100},
-		"beyond its region":                              {Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{{Addr: 1, Length: 2, LKey: 3}}},
-		"a key that cannot be registered or invalidated": {Opcode: verbs.WRLocalInv, InvalidateRKey: 0x100},
+		"memory window bind error of":             {Opcode: verbs.WRBindMW, RKey: 0x100},
+		"here has the key that an SGE named":      {Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{{Addr: 1, Length: 2, LKey: 3}}},
+		"here has the key that the request named": {Opcode: verbs.WRLocalInv, InvalidateRKey: 0x100},
 	} {
 		a, _ := partners(t)
 		require.Contains(t, a.qp.Explain(a.do(t, wr)), want)
@@ -215,7 +215,7 @@ func TestExplainFailure(t *testing.T) {
 	require.Contains(t, a.qp.Explain(wc), "last answer NAK remote access error")
 	text := b.qp.Explain(b.qp.Failure())
 	require.True(t, strings.HasPrefix(text, "RDMA READ of the peer at QP "+b.qp.QPN().String()), text)
-	require.Contains(t, text, "refused with NAK remote access error: no region or window")
+	require.Contains(t, text, "refused with NAK remote access error: the range that the peer's request named is not within the region")
 	require.Contains(t, b.qp.Explain(wc), "is one of QP "+a.qp.QPN().String())
 
 	a, b = pair(t, mem.Options{}) // remote reads and writes only

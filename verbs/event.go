@@ -45,10 +45,14 @@ type AsyncEvent struct {
 	QP   *QP
 	CQ   *CQ
 	SRQ  *SRQ
+	// Fault says why an access to the memory of this end failed, if that is what brought the queue pair into StateError.
+	Fault AccessFault
 }
 
 func (e AsyncEvent) String() string {
 	switch {
+	case e.QP != nil && e.Fault != FaultNone:
+		return fmt.Sprintf("%v of QP %v: %v", e.Type, e.QP.QPN(), e.Fault)
 	case e.QP != nil:
 		return fmt.Sprintf("%v of QP %v", e.Type, e.QP.QPN())
 	case e.CQ != nil:
@@ -63,7 +67,7 @@ func (e AsyncEvent) String() string {
 func (e AsyncEvent) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
 func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
-	e := AsyncEvent{Type: d.Type}
+	e := AsyncEvent{Type: d.Type, Fault: d.Fault}
 	switch {
 	case d.QP != nil:
 		e.QP, _ = d.QP.Owner().(*QP)

@@ -116,8 +116,8 @@ func ofPeer(s WCStatus) bool {
 
 // causeOfPeer is what usually lies behind the refusal of a request that took no receive.
 func causeOfPeer(wc WC) string {
-	if wc.Status == WCRemAccessErr {
-		return "no region or window of this QP's protection domain has the key it named, with that range and right"
+	if cause := causeOfFault(wc); cause != "" {
+		return cause
 	}
 	return "AccessFlags or MaxDestRDAtomic of this QP do not permit it, the path MTU of the two ends differs, or it was malformed"
 }
@@ -139,8 +139,11 @@ func (q *QP) Failure() WC {
 	return wc
 }
 
-// likelyCause is what usually lies behind a status, in the experience of users of RDMA.
+// likelyCause is what usually lies behind a status, in the experience of users of RDMA, unless this end knows better.
 func likelyCause(wc WC) string {
+	if cause := causeOfFault(wc); cause != "" {
+		return cause
+	}
 	switch wc.Status {
 	case WCRetryExcErr:
 		if wc.Syndrome == roce.SyndromeNAKSequence {
@@ -149,32 +152,24 @@ func likelyCause(wc WC) string {
 		return "the peer does not answer: it is gone, in the error state, or QPN, PSN, address or path MTU of the two ends do not match"
 	case WCRNRRetryExcErr:
 		return "the peer has not posted a receive"
-	case WCMWBindErr:
-		return "the range is not within the region (MWBind.Addr is an address, not an offset), the region lacks AccessMWBind or is " +
-			"of another protection domain, or a type 2 window is bound already"
 	case WCRemAccessErr:
-		if wc.Opcode == WCRecv {
-			return "the peer wrote to memory that no key of this end opens to it"
-		}
-		return "the peer's region does not have this key, range or right, or is not of its QP's protection domain"
+		return "the peer's region does not have this key, range or right, or is not of its QP's protection domain, or its memory cannot " +
+			"be accessed: QP.Explain of the peer knows"
 	case WCRemInvReqErr:
 		if wc.Opcode == WCRecv {
-			return "the peer's message was malformed, or named a key that it cannot invalidate"
+			return "the peer's message was malformed"
 		}
 		return "the message is longer than the peer's receive, its QP does not permit the operation (AccessFlags, MaxDestRDAtomic), " +
 			"or the path MTU of the two ends differs"
 	case WCRemOpErr:
 		return "the peer's receive request names memory that it cannot use"
-	case WCLocProtErr:
-		return "an SGE names memory beyond its region, with a key that is not registered here or not in this protection domain, " +
-			"or without local write"
 	case WCLocLenErr:
 		if wc.Opcode != WCRecv {
 			return "the answer had another length than was asked for: the path MTU of the two ends differs"
 		}
 		return "the message does not fit the receive"
 	case WCLocQPOpErr:
-		return "a READ or atomic on a QP with MaxRDAtomic 0, a key that cannot be registered or invalidated now, a malformed request, or the network device's MTU was too small for the path MTU"
+		return "a READ or atomic on a QP with MaxRDAtomic 0, a malformed request, or the network device's MTU was too small for the path MTU"
 	case WCFatalErr:
 		return "the completion queue was full"
 	}

@@ -34,7 +34,9 @@ type mrView struct {
 // RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its
 // virtual address, or from 0 on with AccessZeroBased. The buffer stays reachable, and FreeBuffer refuses it, until Dereg; what access permits to peers
 // may happen at any time until then, so the program synchronises with them by completions or with LoadUint64. Nothing is
-// locked into memory: RLIMIT_MEMLOCK does not matter.
+// locked into memory: RLIMIT_MEMLOCK does not matter. But the engine waits for a page that is not there, and with it all queue pairs
+// of the device's queue: for one that was swapped out, of a file on a slow disk, or of userfaultfd(2). Where a wait of an ACK timeout
+// would be too long, lock the buffer with mlock(2). A wait of more than a second is told of in the log.
 func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
 	return p.RegMRIova(buffer, memory.BufferAddress(buffer), access)
 }

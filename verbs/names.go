@@ -49,6 +49,8 @@ type (
 
 	// AccessFlags are the rights of a memory region, or of a queue pair's peer.
 	AccessFlags = memory.Access
+	// AccessFault is why an access to memory, or an operation on a key, failed at this end: WC.VendorErr and AsyncEvent.Fault.
+	AccessFault = memory.Fault
 	// QPType is the service of a queue pair.
 	QPType = transport.Type
 	// QPState is the state of a queue pair.
@@ -151,6 +153,20 @@ const (
 	AccessRelaxedOrdering = memory.RelaxedOrdering
 	// AccessFlushPersistent is refused for regions: their memory is lost with the power.
 	AccessFlushPersistent = memory.FlushPersistent
+)
+
+// Faults of an access to memory or of an operation on a key.
+const (
+	FaultNone      = memory.FaultNone
+	FaultKey       = memory.FaultKey       // nothing has this key, or an lkey names a window
+	FaultDomain    = memory.FaultDomain    // it belongs to another protection domain
+	FaultOwner     = memory.FaultOwner     // it is a type 2 window that another queue pair has bound
+	FaultAccess    = memory.FaultAccess    // it does not grant the right, or the rights asked for do not fit
+	FaultBounds    = memory.FaultBounds    // the range is not within the region
+	FaultAlignment = memory.FaultAlignment // the memory of an atomic is not aligned to 8 bytes
+	FaultBuffer    = memory.FaultBuffer    // the memory itself cannot be accessed: unmapped, read-only, truncated file
+	FaultState     = memory.FaultState     // the key is not free, not valid, not mapped, or not of a kind for the operation
+	FaultBound     = memory.FaultBound     // windows are bound to the region
 )
 
 // What a FLUSH asks for, see FlushRange.

@@ -412,9 +412,12 @@ func (f fault) events(c *couple) []verbs.AsyncEvent {
 	return nil
 }
 
-// events takes the asynchronous events that wait at an end.
+// events takes the asynchronous events that wait at an end, without the fault of those whose QP has failed of the same.
 func events(end *puppet.End) (list []verbs.AsyncEvent) {
 	for e, found := end.Device.PollAsyncEvent(); found; e, found = end.Device.PollAsyncEvent() {
+		if e.QP != nil && e.Fault == verbs.AccessFault(e.QP.Failure().VendorErr) {
+			e.Fault = verbs.FaultNone
+		}
 		list = append(list, e)
 	}
 	return list

@@ -9,6 +9,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
 )
 
@@ -18,6 +19,8 @@ type AsyncEvent struct {
 	QP   *QP
 	CQ   *CQ
 	SRQ  *SRQ
+	// Fault is the one that brought the QP into the error state, if it was one.
+	Fault memory.Fault
 }
 
 // object is the one that the event is about.
@@ -105,7 +108,7 @@ func (q *qpEvents) Event(t transport.EventType) {
 		}
 		q.fatal = true
 	}
-	q.device.raise(AsyncEvent{Type: t, QP: (*QP)(q)})
+	q.device.raise(AsyncEvent{Type: t, QP: (*QP)(q), Fault: memory.Fault(q.transport.Failure().VendorErr)})
 }
 
 // backlog is a list that one side adds to and the other takes from, with a channel to select on. Its methods are called

@@ -62,6 +62,7 @@ func (d *Device) startFollowing() {
 	if !d.options.Manual {
 		f.ended.Go(func() { d.follow(ctx) })
 		f.ended.Go(func() { d.search(ctx) })
+		f.ended.Go(func() { d.watch(ctx) })
 	}
 }
 

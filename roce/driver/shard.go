@@ -61,6 +61,7 @@ type Shard struct {
 	inboxes   atomic.Pointer[[]*inbox] // replaced, never changed; never nil
 	polls     atomic.Uint64
 	given     atomic.Uint64 // what polls was when the lease was given back
+	turns     atomic.Uint64 // for the watch
 
 	kickMu sync.Mutex // held by whoever is in Kick
 
@@ -190,6 +191,7 @@ func (s *Shard) run(turns int, e *errands) (progress bool) {
 			return progress
 		}
 		asked := s.device.asked.Load()
+		s.turns.Add(1)
 		result := s.turn()
 		result.did = s.listen(asked, result.received) || result.did
 		crowded := false

@@ -270,6 +270,9 @@ func (q *QP) status() QPStatus {
 	}
 	if t.Failure.Status != queue.WCSuccess {
 		s.Failure = t.Failure.Status.String()
+		if fault := memory.Fault(t.Failure.VendorErr); fault != memory.FaultNone {
+			s.Failure += ": " + fault.String()
+		}
 	}
 	return s
 }

@@ -38,6 +38,9 @@ func (u *User) hold(p *Principal, need Access, r Range) (*Region, Fault) {
 	}
 }
 
+// Region is the one that an access is under way to, or nil. Any goroutine may ask.
+func (u *User) Region() *Region { return u.region.Load() }
+
 func (u *User) release() { u.region.Store(nil) }
 
 // Check says whether an access would be permitted now. Every copy checks again. Nothing is announced, as no byte of the

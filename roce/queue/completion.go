@@ -166,6 +166,9 @@ type WC struct {
 	Syndrome   roce.Syndrome // the last one seen from the peer or sent to it
 	Retries    uint8         // resends used since the last progress
 	RNRRetries uint8         // RNR resends used since the last progress
+	// VendorErr is why this end could not access memory, or not execute an operation on a key: a memory.Fault; 0 if that was not
+	// the reason, or if only the peer knows.
+	VendorErr uint32
 }
 
 const completionStride = 64
@@ -189,6 +192,7 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 	binary.NativeEndian.PutUint32(s[24:], uint32(wc.PSN))
 	s[28], s[29] = wc.Retries, wc.RNRRetries
 	binary.NativeEndian.PutUint64(s[32:], uint64(wc.Timestamp))
+	binary.NativeEndian.PutUint32(s[40:], wc.VendorErr)
 	p.Publish(1)
 	return true
 }
@@ -212,6 +216,7 @@ func (c *Consumer) ReadCompletions(wcs []WC) int {
 			Retries:    s[28],
 			RNRRetries: s[29],
 			Timestamp:  int64(binary.NativeEndian.Uint64(s[32:])),
+			VendorErr:  binary.NativeEndian.Uint32(s[40:]),
 		}
 		if wcs[i].Flags&WCWithInvalidate != 0 {
 			wcs[i].InvalidatedRKey, wcs[i].ImmData = wcs[i].ImmData, 0

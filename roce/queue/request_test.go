@@ -139,7 +139,7 @@ func TestCompletionsRoundTrip(t *testing.T) {
 				WRID: rapid.Uint64().Draw(t, "id"), Status: WCStatus(small.Draw(t, "status")), Opcode: WCOpcode(small.Draw(t, "opcode")),
 				Flags: WCFlags(small.Draw(t, "flags")), ByteLen: number.Draw(t, "length"), ImmData: number.Draw(t, "immediate"),
 				QPN: roce.QPN(number.Draw(t, "QPN")), PSN: roce.PSN(number.Draw(t, "PSN")), Syndrome: roce.Syndrome(small.Draw(t, "syndrome")),
-				Retries: small.Draw(t, "retries"), RNRRetries: small.Draw(t, "RNR retries"),
+				Retries: small.Draw(t, "retries"), RNRRetries: small.Draw(t, "RNR retries"), VendorErr: rapid.Uint32().Draw(t, "vendor error"),
 			}
 			if wc.Flags&WCWithInvalidate != 0 {
 				wc.InvalidatedRKey, wc.ImmData = wc.ImmData, 0

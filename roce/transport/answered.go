@@ -48,7 +48,7 @@ func (q *QP) receiveAnswered(p *roce.Packet) {
 		return
 	}
 	s := savedRequest{operation: p.Info.Operation, first: q.responder.expected, count: 1}
-	fault := memory.FaultNone
+	fault := &q.responder.fault
 	switch p.Info.Operation {
 	case roce.OperationRead:
 		reth := p.RETH()
@@ -56,23 +56,23 @@ func (q *QP) receiveAnswered(p *roce.Packet) {
 		s.count = max(1, (s.length+q.mtu-1)/q.mtu)
 		// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
 		if s.length > 0 {
-			fault = q.engine.memory.Check(q.principal, right, memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
+			*fault = q.engine.memory.Check(q.principal, right, memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
 		}
 	case roce.OperationCompareSwap, roce.OperationFetchAdd:
-		s.original, fault = q.executeAtomic(p)
+		s.original, *fault = q.executeAtomic(p)
 	case roce.OperationAtomicWrite:
-		fault = q.executeAtomicWrite(p)
+		*fault = q.executeAtomicWrite(p)
 	case roce.OperationFlush:
 		// The host's caches are coherent: what was written is visible to everybody already.
 		reth := p.RETH()
 		if p.FETH().Selectivity() == flushRegion {
-			fault = q.engine.memory.CheckRegion(q.principal, right, reth.RKey())
+			*fault = q.engine.memory.CheckRegion(q.principal, right, reth.RKey())
 		} else {
-			fault = q.engine.memory.Check(q.principal, right,
+			*fault = q.engine.memory.Check(q.principal, right,
 				memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: uint64(reth.Length())})
 		}
 	}
-	switch fault {
+	switch *fault {
 	case memory.FaultNone:
 		q.save(&s)
 	case memory.FaultAlignment:

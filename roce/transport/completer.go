@@ -246,6 +246,9 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 		Retries:    r.retries,
 		RNRRetries: r.rnrRetries,
 	}
+	if status == w.status { // not flushed, and not what the peer said
+		wc.VendorErr = uint32(w.fault)
+	}
 	q.complete(q.config.SendCQ, &wc, false)
 }
 
@@ -321,7 +324,7 @@ func (q *QP) receiveReadResponse(sequence uint64, p *roce.Packet) {
 		return
 	}
 	last := sequence+1 == w.end()
-	if q.scatter(w.wr.SGList, offset, p.Payload(), length, last) != memory.FaultNone {
+	if w.fault = q.scatter(w.wr.SGList, offset, p.Payload(), length, last); w.fault != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return
 	}
@@ -348,7 +351,7 @@ func (q *QP) receiveAtomicAcknowledge(sequence uint64, p *roce.Packet) {
 	// Big endian on the wire, host order in memory.
 	binary.NativeEndian.PutUint64(q.word[:], p.AtomicAckETH().Original())
 	q.wordPieces[0] = q.word[:]
-	if q.scatter(w.wr.SGList, 0, q.wordPieces[:], uint64(len(q.word)), true) != memory.FaultNone {
+	if w.fault = q.scatter(w.wr.SGList, 0, q.wordPieces[:], uint64(len(q.word)), true); w.fault != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return
 	}
@@ -369,6 +372,9 @@ func (q *QP) fail(status queue.WCStatus) {
 			WRID: w.wr.WRID, Status: status, Opcode: w.wr.Opcode.Completed(), QPN: q.config.QPN,
 			PSN: q.requestPSN(r.una), Syndrome: r.lastSyndrome,
 			Retries: r.retries, RNRRetries: r.rnrRetries,
+		}
+		if status == w.status {
+			q.failure.VendorErr = uint32(w.fault)
 		}
 		q.completeSend(w, status)
 	}

@@ -12,20 +12,20 @@ import (
 // executeLocal executes the operation at the cursor.
 func (q *QP) executeLocal(w *work) {
 	r := &q.requester
-	status, fault := queue.WCLocQPOpErr, memory.FaultNone
+	status := queue.WCLocQPOpErr
 	switch w.wr.Opcode {
 	case queue.LocalInvalidate:
-		fault = q.engine.memory.Invalidate(q.principal, w.wr.InvalidateRKey)
+		w.fault = q.engine.memory.Invalidate(q.principal, w.wr.InvalidateRKey)
 	case queue.RegisterRegion:
-		fault = q.engine.memory.FastRegister(q.principal, w.wr.RKey, memory.Access(w.wr.Access))
+		w.fault = q.engine.memory.FastRegister(q.principal, w.wr.RKey, memory.Access(w.wr.Access))
 	case queue.BindWindow:
 		status = queue.WCMWBindErr
-		fault = q.engine.memory.Bind(q.principal, memory.Bind{
+		w.fault = q.engine.memory.Bind(q.principal, memory.Bind{
 			Window: w.wr.RKey, Region: w.wr.Bind.LKey,
 			Address: w.wr.Bind.Addr, Length: w.wr.Bind.Length, Access: memory.Access(w.wr.Bind.Access),
 		})
 	}
-	if fault != memory.FaultNone {
+	if w.fault != memory.FaultNone {
 		q.stopAt(w, status)
 		return
 	}

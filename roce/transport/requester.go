@@ -30,6 +30,7 @@ type work struct {
 	ssn    uint64         // number of its first message on the wire, the first of all is 1 (IBTA: send sequence number)
 	done   bool           // a local operation that was executed
 	status queue.WCStatus // failure found before or while sending; it shows when the request is the oldest
+	fault  memory.Fault   // what of memory or keys is the reason for status, if so
 }
 
 func (w *work) end() uint64    { return w.first + w.count }
@@ -142,7 +143,7 @@ func (q *QP) fetch() bool {
 	valid := q.config.Send.ReadSend(inFlight, &w.wr)
 	r.tail++
 	w.first, w.ssn = r.allocated, r.messages+1
-	w.count, w.length, w.done = 0, 0, false
+	w.count, w.length, w.done, w.fault = 0, 0, false, memory.FaultNone
 	if w.status = q.validate(w, valid); w.status != queue.WCSuccess || w.isLocal() {
 		return true
 	}
@@ -173,7 +174,7 @@ func (q *QP) validate(w *work, valid bool) queue.WCStatus {
 			continue
 		}
 		r := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
-		if q.engine.memory.Check(q.principal, need, r) != memory.FaultNone {
+		if w.fault = q.engine.memory.Check(q.principal, need, r); w.fault != memory.FaultNone {
 			return queue.WCLocProtErr
 		}
 	}
@@ -278,7 +279,7 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 	if info.Has(roce.HeaderIETH) {
 		roce.IETHFields{RKey: w.wr.InvalidateRKey}.Put(extension)
 	}
-	if q.gather(w, offset, p.payload) != memory.FaultNone {
+	if w.fault = q.gather(w, offset, p.payload); w.fault != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return 0
 	}
@@ -339,7 +340,7 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 		reth.Length = w.wr.Flush.Length
 		reth.Put(p.extension[roce.FETHLength:])
 	}
-	if q.gather(w, 0, p.payload) != memory.FaultNone {
+	if w.fault = q.gather(w, 0, p.payload); w.fault != memory.FaultNone {
 		q.stopAt(w, queue.WCLocProtErr)
 		return 0
 	}

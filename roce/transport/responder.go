@@ -39,6 +39,7 @@ type responder struct {
 	msn      uint32
 
 	operation roce.Operation // of the packet that is or was processed last
+	fault     memory.Fault   // why memory could not be accessed for it
 	message   message
 	receive   queue.RecvWR // claimed by the message, if claimed
 	claimed   bool
@@ -158,7 +159,7 @@ func (q *QP) breakOff(syndrome roce.Syndrome, status queue.WCStatus) {
 	r := &q.responder
 	q.failure = queue.WC{
 		Status: status, Opcode: queue.WCRecv, QPN: q.config.QPN,
-		PSN: q.expectedPSN(r.answer.sequence), Syndrome: syndrome,
+		PSN: q.expectedPSN(r.answer.sequence), Syndrome: syndrome, VendorErr: uint32(r.fault),
 	}
 	if !r.claimed {
 		q.failure.Flags, q.failure.Opcode = queue.WCPeerRequest, peerOpcode(r.operation)
@@ -200,7 +201,7 @@ func peerOpcode(o roce.Operation) queue.WCOpcode {
 func (q *QP) receiveExpected(p *roce.Packet) {
 	r := &q.responder
 	operation := p.Info.Operation
-	r.operation = operation
+	r.operation, r.fault = operation, memory.FaultNone
 	inSequence := p.Info.Starts()
 	switch r.message {
 	case messageSend:
@@ -279,13 +280,17 @@ func (q *QP) receiveSend(p *roce.Packet) {
 		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCLocLenErr)
 		return
 	}
-	if q.scatter(r.receive.SGList, r.received, p.Payload(), uint64(p.PayloadLength), p.Info.Ends()) != memory.FaultNone {
+	r.fault = q.scatter(r.receive.SGList, r.received, p.Payload(), uint64(p.PayloadLength), p.Info.Ends())
+	if r.fault != memory.FaultNone {
 		q.refuse(roce.SyndromeNAKRemoteOperational, queue.WCLocProtErr)
 		return
 	}
 	r.received += uint64(p.PayloadLength)
 	r.message = messageSend
-	if p.Info.Has(roce.HeaderIETH) && q.engine.memory.Invalidate(q.principal, p.IETH().RKey()) != memory.FaultNone {
+	if p.Info.Has(roce.HeaderIETH) {
+		r.fault = q.engine.memory.Invalidate(q.principal, p.IETH().RKey())
+	}
+	if r.fault != memory.FaultNone {
 		// The message itself has arrived, so it is acknowledged; what is wrong is a matter of this end
 		// (drivers/infiniband/sw/rxe/rxe_resp.c sends no NAK either).
 		r.expected++
@@ -324,17 +329,17 @@ func (q *QP) receiveWrite(p *roce.Packet) {
 		return
 	}
 	// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
-	if p.Info.Starts() && left > 0 && q.engine.memory.Check(q.principal, memory.RemoteWrite, r.write) != memory.FaultNone {
-		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
-		return
+	if p.Info.Starts() && left > 0 {
+		r.fault = q.engine.memory.Check(q.principal, memory.RemoteWrite, r.write)
 	}
-	if n > 0 {
+	if r.fault == memory.FaultNone && n > 0 {
 		into := r.write
 		into.Length = n
-		if q.engine.memory.Write(q.principal, memory.RemoteWrite, into, p.Payload(), p.Info.Ends()) != memory.FaultNone {
-			q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
-			return
-		}
+		r.fault = q.engine.memory.Write(q.principal, memory.RemoteWrite, into, p.Payload(), p.Info.Ends())
+	}
+	if r.fault != memory.FaultNone {
+		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+		return
 	}
 	r.write.Address += n
 	r.write.Length -= n

@@ -70,9 +70,9 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	}
 	if length > 0 {
 		from := memory.Range{Key: s.rkey, Address: s.va + offset, Length: length}
-		if q.engine.memory.Read(q.principal, memory.RemoteRead, from, p.payload) != memory.FaultNone {
+		if fault := q.engine.memory.Read(q.principal, memory.RemoteRead, from, p.payload); fault != memory.FaultNone {
 			if s.unanswered() {
-				q.breakRead(s)
+				q.breakRead(s, fault)
 			} else {
 				q.forgetRepeat(s)
 			}
@@ -88,10 +88,10 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	return q.seal(p)
 }
 
-// breakRead ends a READ whose region went away: a NAK takes the place of the response that could not be sent,
+// breakRead ends a READ whose region went away, or the memory of it: a NAK takes the place of the response that could not be sent,
 // and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe
 // puts the first PSN of the request there).
-func (q *QP) breakRead(s *savedRequest) {
+func (q *QP) breakRead(s *savedRequest, fault memory.Fault) {
 	r := &q.responder
 	at := s.next
 	for i := range r.saved {
@@ -103,11 +103,11 @@ func (q *QP) breakRead(s *savedRequest) {
 	}
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
-	q.raise(EventQPAccessErr)
 	q.failure = queue.WC{
 		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, Flags: queue.WCPeerRequest, QPN: q.config.QPN,
-		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess,
+		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess, VendorErr: uint32(fault),
 	}
+	q.raise(EventQPAccessErr)
 	if q.state != StateError {
 		q.enterError()
 	}

@@ -61,11 +61,13 @@ generate:
 check-generated: generate
 	git diff --exit-code -- bpf
 
-# It builds for the other architecture, and the packages that programs import build where there is no AF_XDP.
+# It builds for other architectures of Linux, of 32 bits too, and xroce and the packages that programs import where there is no AF_XDP.
 cross:
 	GOOS=linux GOARCH=arm64 $(GO) vet ./...
 	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
-	GOOS=darwin GOARCH=arm64 $(GO) build ./verbs ./xsk ./bpf
+	for architecture in 386 arm; do GOOS=linux GOARCH=$$architecture $(GO) build ./... || exit 1; done
+	for system in darwin/arm64 windows/amd64; do \
+		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -o /dev/null ./verbs ./xsk ./bpf ./cmd/xroce || exit 1; done
 
 # RDMA, raw AF_XDP and TCP over veth pairs, as docs/performance.md explains. Needs root; BENCHFLAGS=--quick takes a minute.
 bench:

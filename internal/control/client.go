@@ -57,8 +57,7 @@ func removeStale(path string) bool {
 		return errors.Is(err, fs.ErrNotExist)
 	}
 	pid, _, _ := parse(filepath.Base(path))
-	starting := time.Since(info.ModTime()) < time.Second && pid != os.Getpid() &&
-		!errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	starting := time.Since(info.ModTime()) < time.Second && pid != os.Getpid() && lives(pid)
 	if !starting {
 		_ = os.Remove(path) // one that belongs to somebody else stays, and is left out all the same
 	}

@@ -3,13 +3,11 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
@@ -58,14 +56,6 @@ func Serve(folder, device string, handler Handler) (*Server, error) {
 	s.listener = listener.(*net.UnixListener)
 	s.running.Go(s.accept)
 	return s, nil
-}
-
-// ownerOnly sets the mode that the file will have, before it exists: nobody else can ever connect (unix_bind in
-// net/unix/af_unix.c takes the mode of the socket's inode).
-func ownerOnly(_, _ string, connection syscall.RawConn) error {
-	var failure error
-	err := connection.Control(func(descriptor uintptr) { failure = syscall.Fchmod(int(descriptor), 0o600) })
-	return errors.Join(err, failure)
 }
 
 // Path is the path of the socket.

@@ -33,11 +33,12 @@ var serving sync.Mutex
 
 // Serve makes the socket of this process for a device in a folder, which it makes too, and answers there until Close. The
 // handler is called from several goroutines at once. Devices of the same name, which a process may have from several network
-// namespaces, get sockets of their own.
+// namespaces, get sockets of their own. What dead processes have left in the folder is removed.
 func Serve(folder, device string, handler Handler) (*Server, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
 	}
+	sweep(folder)
 	serving.Lock()
 	defer serving.Unlock()
 	number := 1

@@ -1,8 +1,10 @@
 package xroce_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -31,5 +33,21 @@ func TestNamedTestsExist(t *testing.T) {
 	require.Greater(t, len(named), 50)
 	for _, name := range named {
 		require.True(t, declared[name], "docs/testing.md names %s, which does not exist", name)
+	}
+}
+
+// TestMakeHelp: "make help" lists every target with a sentence.
+func TestMakeHelp(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	require.NoError(t, err)
+	targets := strings.Fields(regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindStringSubmatch(string(makefile))[1])
+	require.Contains(t, targets, "cross")
+	out, err := exec.Command("make", "-s", "help").Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("make is not installed")
+	}
+	require.NoError(t, err)
+	for _, target := range targets {
+		require.Regexp(t, `(?m)^  `+target+` +[A-Z].*\S$`, string(out))
 	}
 }

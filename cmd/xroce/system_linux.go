@@ -46,3 +46,10 @@ func terminal(file *os.File) bool {
 
 // ownGroup keeps a terminal's ^C away from a child: its parent ends it.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// inodeOf returns the number of a file, which for a namespace is the namespace's own.
+func inodeOf(path string) (inode uint64, ok bool) {
+	var s unix.Stat_t
+	err := unix.Stat(path, &s)
+	return s.Ino, err == nil
+}

@@ -48,6 +48,6 @@ func TestMakeHelp(t *testing.T) {
 	}
 	require.NoError(t, err)
 	for _, target := range targets {
-		require.Regexp(t, `(?m)^  `+target+` +[A-Z].*\S$`, string(out))
+		require.Regexp(t, `(?m)^  `+target+` +[A-Zx].*[.]$`, string(out))
 	}
 }

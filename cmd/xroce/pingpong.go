@@ -141,13 +141,13 @@ func (c *pingpongCommand) serve(app *application, r *rdma) error {
 	}
 }
 
-// listen waits on IPv6 and IPv4. Without an address Go listens on IPv4 only if it could not bind to ::1 at first, as where lo is down
+// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has never been up
 // (net/ipsock_posix.go, ipStackCapabilities.probe).
 func (c *pingpongCommand) listen(ctx context.Context) (listener net.Listener, err error) {
-	var l net.ListenConfig
+	both := net.ListenConfig{Control: bothFamilies}
 	err = c.do(func() (err error) {
-		if listener, err = l.Listen(ctx, "tcp", fmt.Sprint("[::]:", c.Port)); noIPv6(err) {
-			listener, err = l.Listen(ctx, "tcp", fmt.Sprint(":", c.Port))
+		if listener, err = both.Listen(ctx, "tcp6", fmt.Sprint("[::]:", c.Port)); noIPv6(err) {
+			listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprint(":", c.Port))
 		}
 		return err
 	})

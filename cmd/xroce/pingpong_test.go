@@ -275,6 +275,11 @@ func TestPingpongWithoutLoopback(t *testing.T) {
 	inside(t, &p.B, func(h *netlink.Handle, _ netlink.Link) {
 		lo, err := h.LinkByName("lo")
 		require.NoError(t, err)
+		addresses, err := h.AddrList(lo, netlink.FAMILY_ALL)
+		require.NoError(t, err)
+		for i := range addresses {
+			require.NoError(t, h.AddrDel(lo, &addresses[i]))
+		}
 		require.NoError(t, h.LinkSetDown(lo))
 	})
 	for _, host := range []string{"fd00:9::2", "10.9.0.2"} {

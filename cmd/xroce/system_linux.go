@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -52,4 +53,13 @@ func inodeOf(path string) (inode uint64, ok bool) {
 	var s unix.Stat_t
 	err := unix.Stat(path, &s)
 	return s.Ino, err == nil
+}
+
+// bothFamilies has an IPv6 socket take IPv4 as well (net.ListenConfig.Control).
+func bothFamilies(_, _ string, connection syscall.RawConn) error {
+	var failure error
+	err := connection.Control(func(descriptor uintptr) {
+		failure = unix.SetsockoptInt(int(descriptor), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	})
+	return errors.Join(err, failure)
 }

@@ -8,10 +8,16 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 100000x
 DURATION ?= 10m
 
-.PHONY: all build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak interop interop-full clean
+.PHONY: all help build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak interop interop-full clean
 
+# The command-line tool.
 all: build
 
+# Lists the targets.
+help:
+	@awk '/^# /{ text = text substr($$0, 2); next } /^[a-z-]+:/{ sub(":.*", ""); sub("[.] .*", ".", text); sub("^ ", "", text); printf "  %-16s %s\n", $$0, text } { text = "" }' Makefile
+
+# The command-line tool, into bin.
 build:
 	$(GO) build -trimpath -o bin/xroce ./cmd/xroce
 
@@ -24,11 +30,11 @@ test:
 	@[ "$$(id -u)" = 0 ] || echo "not root: the tests on network devices in namespaces are skipped (go test -v names them)"
 	$(GO) test -count=1 -timeout 5m ./...
 
-# docs/support.md says what the tests show. "support" runs all tests and writes it; "check-support" runs them, too, and fails
-# if it is not what they show. With RECORDS=folder it takes what "make test" has recorded with XROCE_SUPPORT=folder.
+# Runs all tests and writes docs/support.md, which says what they have shown.
 support:
 	$(GO) run ./internal/support/matrix
 
+# Whether docs/support.md is what the tests show. With RECORDS=folder it takes what "make test" has recorded with XROCE_SUPPORT=folder.
 check-support:
 	$(GO) run ./internal/support/matrix -check $(if $(RECORDS),-records $(RECORDS))
 
@@ -39,6 +45,7 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s -skip TestBackgroundStaysAway
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 1000
 
+# What go mod tidy, gofmt, go vet and staticcheck find.
 lint:
 	$(GO) mod tidy -diff
 	test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
@@ -54,6 +61,7 @@ fuzz:
 		done; \
 	done
 
+# The XDP program's object again, with clang 14.
 generate:
 	$(GO) generate ./...
 
@@ -61,11 +69,13 @@ generate:
 check-generated: generate
 	git diff --exit-code -- bpf
 
-# It builds for the other architecture, and the packages that programs import build where there is no AF_XDP.
+# It builds for other architectures of Linux, of 32 bits too, and xroce and the packages that programs import where there is no AF_XDP.
 cross:
 	GOOS=linux GOARCH=arm64 $(GO) vet ./...
 	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
-	GOOS=darwin GOARCH=arm64 $(GO) build ./verbs ./xsk ./bpf
+	for architecture in 386 arm; do GOOS=linux GOARCH=$$architecture $(GO) build ./... || exit 1; done
+	for system in darwin/arm64 windows/amd64; do \
+		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -o /dev/null ./verbs ./xsk ./bpf ./cmd/xroce || exit 1; done
 
 # RDMA, raw AF_XDP and TCP over veth pairs, as docs/performance.md explains. Needs root; BENCHFLAGS=--quick takes a minute.
 bench:
@@ -102,5 +112,6 @@ soak:
 	$(GO) test -count=1 -timeout 0 -p 1 $$(grep -rl --include='*_test.go' 'flag.Bool("full"' . | xargs -n1 dirname | sort -u) -full
 	$(GO) test -count=1 -timeout 0 ./internal/simulation -soak $(DURATION)
 
+# Removes what was built.
 clean:
 	rm -rf bin

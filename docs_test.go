@@ -1,8 +1,10 @@
 package xroce_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -33,5 +35,21 @@ func TestNamedTestsExist(t *testing.T) {
 		for _, name := range named {
 			require.True(t, declared[name], "%s names %s, which does not exist", document, name)
 		}
+	}
+}
+
+// TestMakeHelp: "make help" lists every target with a sentence.
+func TestMakeHelp(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	require.NoError(t, err)
+	targets := strings.Fields(regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindStringSubmatch(string(makefile))[1])
+	require.Contains(t, targets, "cross")
+	out, err := exec.Command("make", "-s", "help").Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("make is not installed")
+	}
+	require.NoError(t, err)
+	for _, target := range targets {
+		require.Regexp(t, `(?m)^  `+target+` +[A-Zx].*[.]$`, string(out))
 	}
 }

@@ -222,7 +222,7 @@ func (m *MR) Bytes() []byte {
 // completes with WCLocProtErr like any other, and a length that no message can have is refused by the post.
 func (m *MR) SGE(offset, length int) SGE {
 	n := uint32(math.MaxUint32)
-	if length >= 0 && length < math.MaxUint32 {
+	if length >= 0 && uint64(length) < math.MaxUint32 {
 		n = uint32(length)
 	}
 	return SGE{Addr: m.Addr() + uint64(offset), Length: n, LKey: m.LKey()}

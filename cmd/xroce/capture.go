@@ -18,7 +18,7 @@ import (
 // captureCommand writes the packets of devices that processes of this machine serve, as those stream them from their control
 // sockets. The letters of the flags are tcpdump's.
 type captureCommand struct {
-	Device      string        `short:"i" placeholder:"DEV" help:"Network device (default: every one that is served)."`
+	servedFlag
 	Write       string        `short:"w" required:"" placeholder:"FILE" help:"Where the capture goes, in the pcapng format; - is the standard output."`
 	QPN         []qpnFlag     `name:"qpn" placeholder:"QPN" help:"Only the packets of queue pairs with this number, here or at the peer; can be given several times."`
 	Opcode      []string      `placeholder:"NAME" help:"Only packets of this opcode, by its name in the counters, or by a pattern: RC_SEND_ONLY, 'RC_RDMA_READ*'; can be given several times."`
@@ -85,7 +85,7 @@ func (c *captureCommand) Run(app *application) error {
 	if err != nil {
 		return err
 	}
-	sockets, err := c.choose()
+	sockets, err := c.choose(app.ctx)
 	if err != nil {
 		return err
 	}
@@ -109,31 +109,42 @@ func (c *captureCommand) Run(app *application) error {
 }
 
 // choose returns the sockets of the devices that are meant.
-func (c *captureCommand) choose() ([]control.Socket, error) {
-	folder, err := control.Folder()
+func (c *captureCommand) choose(ctx context.Context) ([]control.Socket, error) {
+	folder, err := controlFolder()
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, err
 	}
-	all, err := control.List(folder)
+	network, err := c.network()
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, err
+	}
+	all, err := listSockets(folder)
+	if err != nil {
+		return nil, err
 	}
 	var chosen []control.Socket
 	var others []string
 	for _, s := range all {
-		if c.Device == "" || s.Device == c.Device {
+		wanted, silent := c.Device == "" || s.Device == c.Device, ""
+		if wanted {
+			var err error
+			if wanted, err = in(ctx, network, s); err != nil {
+				silent = fmt.Sprintf(" (%v)", explainAccess(err))
+			}
+		}
+		if wanted {
 			chosen = append(chosen, s)
 		} else {
-			others = append(others, fmt.Sprintf("%s by process %d", s.Device, s.PID))
+			others = append(others, fmt.Sprintf("%s by process %d%s", s.Device, s.PID, silent))
 		}
 	}
 	switch {
 	case len(chosen) > 0:
 		return chosen, nil
 	case len(others) > 0:
-		return nil, usage("no process serves %s; served are %s", c.Device, strings.Join(others, ", "))
+		return nil, usage("no process serves %s; served are %s", c.text(), strings.Join(others, ", "))
 	}
-	return nil, usage("no process serves %s: there is no control socket of one in %s", orAny(c.Device), folder)
+	return nil, c.none(folder)
 }
 
 // connect begins the captures. Processes that have ended meanwhile are left out.
@@ -153,7 +164,7 @@ func (c *captureCommand) connect(app *application, sockets []control.Socket, opt
 		case err == nil:
 			list = append(list, s)
 		default:
-			failures = append(failures, fmt.Errorf("%s of process %d: %w", socket.Device, socket.PID, err))
+			failures = append(failures, fmt.Errorf("%s of process %d: %w", socket.Device, socket.PID, explainAccess(err)))
 		}
 	}
 	if len(list) == 0 {
@@ -221,7 +232,7 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 		err = errors.Join(err, s.failure)
 	}
 	if gone && err == nil {
-		fmt.Fprintf(app.stderr, "no process serves %s any more\n", orAny(c.Device))
+		fmt.Fprintf(app.stderr, "no process serves %s any more\n", c.text())
 	}
 	fmt.Fprintf(app.stderr, "%d packets captured, %d left out\n", packets, leftOut)
 	switch {

@@ -12,8 +12,8 @@ import (
 
 // devicesCommand lists network devices. It attaches nothing.
 type devicesCommand struct {
-	JSON  bool   `name:"json" help:"Print JSON."`
-	NetNS string `name:"netns" placeholder:"NAME" help:"Network namespace, by its name as for ip netns or by a path (default: the present one)."`
+	JSON bool `name:"json" help:"Print JSON."`
+	netnsFlag
 }
 
 // deviceEntry is what is said about a network device, also as JSON.
@@ -38,7 +38,7 @@ type deviceEntry struct {
 
 // Run lists the devices.
 func (c *devicesCommand) Run(app *application) error {
-	ports, err := xdp.List(xdp.ProbeOptions{NetNS: namespacePath(c.NetNS)})
+	ports, err := xdp.List(xdp.ProbeOptions{NetNS: c.path()})
 	if err != nil {
 		return err
 	}
@@ -57,14 +57,6 @@ func (c *devicesCommand) Run(app *application) error {
 		}
 	}
 	return nil
-}
-
-// namespacePath returns the path of a network namespace that is given by name or path (ip-netns(8)).
-func namespacePath(name string) string {
-	if name == "" || strings.Contains(name, "/") {
-		return name
-	}
-	return "/run/netns/" + name
 }
 
 func newDeviceEntry(p *xdp.Port) deviceEntry {

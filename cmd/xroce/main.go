@@ -20,13 +20,16 @@ import (
 
 // commandLine is the grammar of the command line.
 type commandLine struct {
-	Demo     demoCommand      `cmd:"" help:"Move a file between two processes in two network namespaces, and measure. Needs root."`
-	Devices  devicesCommand   `cmd:"" help:"List the network devices: which can serve, and how."`
-	Features featuresCommand  `cmd:"" help:"List what this machine's kernel has of what is needed."`
-	Pingpong pingpongCommand  `cmd:"" help:"Measure the round trip between two machines, like ibv_rc_pingpong."`
-	Stat     statCommand      `cmd:"" help:"Show what the processes of this machine that serve devices do."`
-	Capture  captureCommand   `cmd:"" help:"Write the packets of processes that serve devices for Wireshark, drops and resends marked."`
-	Version  kong.VersionFlag `help:"Print the version."`
+	Demo     demoCommand     `cmd:"" help:"Move a file between two processes in two network namespaces, and measure. Needs root."`
+	Devices  devicesCommand  `cmd:"" help:"List the network devices: which can serve, and how."`
+	Features featuresCommand `cmd:"" help:"List what this machine's kernel has of what is needed."`
+	Pingpong pingpongCommand `cmd:"" help:"Measure the round trip between two machines, like ibv_rc_pingpong."`
+	Stat     statCommand     `cmd:"" help:"Show what the processes of this machine that serve devices do."`
+	Capture  captureCommand  `cmd:"" help:"Write the packets of processes that serve devices for Wireshark, drops and resends marked."`
+	Version  versionCommand  `cmd:"" help:"Print the version."`
+	Help     helpCommand     `cmd:"" help:"Explain a command."`
+
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
 
 	DemoActive  demoActiveCommand  `cmd:"" hidden:""`
 	DemoPassive demoPassiveCommand `cmd:"" hidden:""`
@@ -62,7 +65,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 func (a *application) execute(arguments []string) error {
 	var line commandLine
 	parser, err := kong.New(&line,
-		kong.Name("xroce"), kong.Description(description), kong.Vars{"version": version()},
+		kong.Name("xroce"), kong.Description(description), kong.Vars{"version": version(), "netns_default": "that of this process"},
 		kong.Writers(a.stdout, a.stderr), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if err != nil {
@@ -74,6 +77,23 @@ func (a *application) execute(arguments []string) error {
 	}
 	return parsed.Run(a)
 }
+
+// versionCommand is the flag as a command.
+type versionCommand struct{}
+
+// Run prints the version.
+func (*versionCommand) Run(app *application) error {
+	_, err := fmt.Fprintln(app.stdout, version())
+	return err
+}
+
+// helpCommand is the flag as a command.
+type helpCommand struct {
+	Command []string `arg:"" optional:"" help:"Command to explain (default: all, in short)."`
+}
+
+// Run prints the help of a command.
+func (c *helpCommand) Run(app *application) error { return app.execute(append(c.Command, "--help")) }
 
 // untilSignal returns a context that the first signal ends, with an interruption as its cause. The second one
 // kills the process as usual.

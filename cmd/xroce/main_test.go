@@ -152,6 +152,9 @@ func TestFlagErrors(t *testing.T) {
 		{"pingpong -l 1", "-l/--sl 1: RoCEv2"},
 		{"pingpong -p 0 10.9.0.2", "-p/--port 0: name the port at which 10.9.0.2 waits"},
 		{"pingpong --mode=", "--mode"},
+		{"pingpong --netns absent", "/run/netns/absent: no such file"},
+		{"stat --netns absent", "/run/netns/absent: no such file"},
+		{"capture -w x --netns /dev/null", "/dev/null is no network namespace"},
 		{"stat -n -1", "--count"},
 		{"stat --count=-1", "-n/--count -1 is below 0"},
 		{"stat --interval 1ms", "--interval 1ms is below 10ms"},
@@ -183,6 +186,16 @@ func TestHelpAndVersion(t *testing.T) {
 	p = newProgram("--version")
 	require.Equal(t, 0, p.run(t, nil))
 	require.True(t, strings.HasPrefix(p.stdout.String(), "xroce "), p.stdout.String())
+
+	// As commands, too.
+	for _, c := range [][2]string{{"version", "--version"}, {"help", "--help"}, {"help pingpong", "pingpong --help"}} {
+		command, flag := newProgram(strings.Fields(c[0])...), newProgram(strings.Fields(c[1])...)
+		require.Equal(t, 0, command.run(t, nil), &command.stderr)
+		require.Equal(t, 0, flag.run(t, nil), &flag.stderr)
+		require.NotEmpty(t, command.stdout.String())
+		require.Equal(t, flag.stdout.String(), command.stdout.String())
+	}
+	requireWrongUse(t, nil, []string{"help", "frobnicate"}, "frobnicate")
 }
 
 func TestExitStatus(t *testing.T) {

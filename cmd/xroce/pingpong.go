@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
@@ -29,6 +30,7 @@ type pingpongCommand struct {
 	Check  bool   `short:"c" name:"chk" help:"Check the content of every message."`
 	JSON   bool   `name:"json" help:"Print the result as JSON."`
 	modeFlag
+	netnsFlag
 }
 
 // pingpongResult is the result, also as JSON.
@@ -42,7 +44,8 @@ type pingpongResult struct {
 	Local       verbs.Endpoint    `json:"local"`
 	Remote      verbs.Endpoint    `json:"remote"`
 	Iterations  int               `json:"iterations"`
-	Bytes       int64             `json:"bytes"` // both ways
+	CutShort    bool              `json:"cutShort"` // by a signal, before all that were asked for
+	Bytes       int64             `json:"bytes"`    // both ways
 	Seconds     float64           `json:"seconds"`
 	Mbit        float64           `json:"mbitPerSecond"`
 	RoundTrip   float64           `json:"microsecondsPerIteration"`
@@ -55,7 +58,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
-	device, err := chooseDevice(c.Device, c.Host)
+	device, err := chooseDevice(app.ctx, c.netnsFlag, c.Device, c.Host)
 	if err != nil {
 		return err
 	}
@@ -65,7 +68,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 			return err
 		}
 	}
-	r, err := openRDMA(device, c.mode(), pathMTU, c.Depth+1)
+	r, err := openRDMA(device, c.path(), c.mode(), pathMTU, c.Depth+1)
 	if err != nil {
 		return err
 	}
@@ -81,8 +84,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 		return c.serve(app, r)
 	}
 	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
-	dialer := net.Dialer{Timeout: 10 * time.Second}
-	connection, err := dialer.DialContext(app.ctx, "tcp", at)
+	connection, err := c.dial(app.ctx, &net.Dialer{Timeout: 10 * time.Second}, "tcp", c.Host, c.Port)
 	if err != nil {
 		return fmt.Errorf("no pingpong waits at %s: %w", at, err)
 	}
@@ -121,8 +123,7 @@ func (c *pingpongCommand) check() error {
 
 // serve waits for the other end. Strangers that connect are turned away.
 func (c *pingpongCommand) serve(app *application, r *rdma) error {
-	var l net.ListenConfig
-	listener, err := l.Listen(app.ctx, "tcp", fmt.Sprint(":", c.Port))
+	listener, err := c.listen(app.ctx)
 	if err != nil {
 		return usage("wait for the other end: %w", err)
 	}
@@ -139,6 +140,24 @@ func (c *pingpongCommand) serve(app *application, r *rdma) error {
 		}
 		fmt.Fprintln(app.stderr, oneLine(err))
 	}
+}
+
+// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has never been up
+// (net/ipsock_posix.go, ipStackCapabilities.probe).
+func (c *pingpongCommand) listen(ctx context.Context) (listener net.Listener, err error) {
+	both := net.ListenConfig{Control: bothFamilies}
+	err = c.do(func() (err error) {
+		if listener, err = both.Listen(ctx, "tcp6", fmt.Sprint("[::]:", c.Port)); noIPv6(err) {
+			listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprint(":", c.Port))
+		}
+		return err
+	})
+	return listener, err
+}
+
+// noIPv6 says whether an error comes from a kernel or a namespace without IPv6.
+func noIPv6(err error) bool {
+	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
 // play agrees with the other end, connects the queue pairs, has the messages go and prints the result. It closes the
@@ -166,8 +185,11 @@ func (c *pingpongCommand) play(app *application, r *rdma, connection net.Conn) e
 		}
 		over <- err
 	}()
-	took, err := c.exchange(ctx, r)
+	took, done, err := c.exchange(ctx, r)
 	if err != nil {
+		if app.ctx.Err() != nil && done > 0 {
+			err = errors.Join(err, c.print(app, c.report(r, local, remote, took, done)))
+		}
 		return err
 	}
 	if err := jsonline.Write(connection, pingpongDone); err != nil {
@@ -176,7 +198,7 @@ func (c *pingpongCommand) play(app *application, r *rdma, connection net.Conn) e
 	if err := <-over; err != nil {
 		return err
 	}
-	return c.print(app, c.report(r, local, remote, took))
+	return c.print(app, c.report(r, local, remote, took, done))
 }
 
 // Lines that both ends send by TCP after their terms.
@@ -273,12 +295,12 @@ func (c *pingpongCommand) postReceive(r *rdma) error {
 	return r.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{r.mr.SGE(c.Size, c.Size)}})
 }
 
-// exchange has the messages go. The client sends first.
-func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (time.Duration, error) {
+// exchange has the messages go. The client sends first. It returns how many have arrived, also with an error, and in which time.
+func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (took time.Duration, received int, err error) {
 	client := c.Host != ""
 	done := completions{rdma: r, events: c.Events}
 	start := time.Now()
-	for sent, received, completed := 0, 0, 0; received < c.Iters || completed < c.Iters; {
+	for sent, completed := 0, 0; received < c.Iters || completed < c.Iters; {
 		if sent < c.Iters && sent == completed && (client && sent == received || !client && sent < received) {
 			if c.Check {
 				fill(r.mr.Bytes()[:c.Size], sent)
@@ -286,32 +308,32 @@ func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (time.Duration,
 			if err := r.qp.PostSend(verbs.SendWR{
 				Opcode: verbs.WRSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{r.mr.SGE(0, c.Size)},
 			}); err != nil {
-				return 0, err
+				return time.Since(start), received, err
 			}
 			sent++
 		}
 		wc, err := done.wait(ctx)
 		if err != nil {
-			return 0, fmt.Errorf("after %d of %d messages: %w", received, c.Iters, err)
+			return time.Since(start), received, fmt.Errorf("after %d of %d messages: %w", received, c.Iters, err)
 		}
 		if wc.Opcode == verbs.WCSend {
 			completed++
 			continue
 		}
 		if int(wc.ByteLen) != c.Size {
-			return 0, fmt.Errorf("message %d has %d bytes instead of %d", received, wc.ByteLen, c.Size)
+			return time.Since(start), received, fmt.Errorf("message %d has %d bytes instead of %d", received, wc.ByteLen, c.Size)
 		}
 		if c.Check {
 			if err := verify(r.mr.Bytes()[c.Size:], received); err != nil {
-				return 0, err
+				return time.Since(start), received, err
 			}
 		}
 		received++
 		if err := c.postReceive(r); err != nil {
-			return 0, err
+			return time.Since(start), received, err
 		}
 	}
-	return time.Since(start), nil
+	return time.Since(start), received, nil
 }
 
 // fill makes the content of a message, which depends on its number.
@@ -336,15 +358,15 @@ func printEndpoint(out io.Writer, name string, e verbs.Endpoint) {
 		name+" address:", e.QPN, uint32(e.PSN), e.Address)
 }
 
-func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration) *pingpongResult {
+func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration, iterations int) *pingpongResult {
 	i := r.device.Information()
 	counters := r.device.Counters()
-	bytes := 2 * int64(c.Size) * int64(c.Iters)
+	bytes := 2 * int64(c.Size) * int64(iterations)
 	return &pingpongResult{
 		Device: i.Name, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, MultiBuffer: i.MultiBuffer,
 		NotTaken: append([]string{}, i.NotTaken...), PathMTU: r.options.PathMTU.Bytes(), Local: local, Remote: remote,
-		Iterations: c.Iters, Bytes: bytes, Seconds: took.Seconds(), Mbit: float64(bytes) * 8 / took.Seconds() / 1e6,
-		RoundTrip: took.Seconds() * 1e6 / float64(c.Iters), Retransmits: counters.Transport.Retransmitted,
+		Iterations: iterations, CutShort: iterations < c.Iters, Bytes: bytes, Seconds: took.Seconds(), Mbit: float64(bytes) * 8 / took.Seconds() / 1e6,
+		RoundTrip: took.Seconds() * 1e6 / float64(iterations), Retransmits: counters.Transport.Retransmitted,
 		Drops: counters.DropReasons(),
 	}
 }

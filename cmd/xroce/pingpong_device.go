@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"context"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,20 +12,21 @@ import (
 
 // chooseDevice returns the name of the device to use: the one that is named or, without a name, the one that carries the
 // route to the peer or, without a peer, the only one that can serve.
-func chooseDevice(name, peer string) (string, error) {
+func chooseDevice(ctx context.Context, namespace netnsFlag, name, peer string) (string, error) {
+	options := xdp.ProbeOptions{NetNS: namespace.path(), Look: true}
 	if name != "" {
-		port, err := xdp.Probe(name, xdp.ProbeOptions{Look: true})
+		port, err := xdp.Probe(name, options)
 		if err == nil {
 			err = port.Obstacle
 		}
 		return port.Name, err
 	}
-	ports, err := xdp.List(xdp.ProbeOptions{Look: true})
+	ports, err := xdp.List(options)
 	if err != nil {
 		return "", err
 	}
 	if peer != "" {
-		return deviceTowards(peer, ports)
+		return deviceTowards(ctx, namespace, peer, ports)
 	}
 	return onlyDevice(ports)
 }
@@ -45,8 +46,8 @@ func checkHost(host, device string) error {
 
 // deviceTowards asks the kernel for the route to the peer: a UDP socket that is connected gets the local address, and
 // nothing is sent.
-func deviceTowards(peer string, ports []xdp.Port) (string, error) {
-	connection, err := net.Dial("udp", net.JoinHostPort(peer, fmt.Sprint(rocePort)))
+func deviceTowards(ctx context.Context, namespace netnsFlag, peer string, ports []xdp.Port) (string, error) {
+	connection, err := namespace.dial(ctx, &net.Dialer{}, "udp", peer, rocePort)
 	if err != nil {
 		return "", usage("no way to %s: %w", peer, err)
 	}

@@ -261,3 +261,53 @@ func TestPingpongRouteMTU(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(a.stdout.String()), &r))
 	require.Equal(t, 512, r.PathMTU)
 }
+
+// TestPingpongCutShort: what was measured until ^C is told.
+func TestPingpongCutShort(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	for _, flags := range []string{"", "-e --json"} {
+		arguments := append([]string{"-n", "1000000000", "-s", "64"}, strings.Fields(flags)...)
+		a, b := startPingpong(t, p, "10.9.0.2", []string{"-n", "1000000000", "-s", "64"}, arguments)
+		awaitText(t, b, "remote address")
+		time.Sleep(200 * time.Millisecond)
+		require.NoError(t, a.command.Process.Signal(syscall.SIGINT))
+		require.Equal(t, 130, a.status(t, 5*time.Second))
+		require.Equal(t, "xroce: stopped by signal: interrupt\n", a.stderr.String())
+		require.Equal(t, statusFailed, b.status(t, 5*time.Second))
+		if flags == "" {
+			require.Regexp(t, `\d+ bytes in \d+\.\d\d seconds = \d+\.\d\d Mbit/sec\n[1-9]\d* iters in \d+\.\d\d seconds = \d+\.\d\d usec/iter\n$`, a.stdout.String())
+			continue
+		}
+		var r pingpongResult
+		require.NoError(t, json.Unmarshal([]byte(a.stdout.String()), &r))
+		require.True(t, r.CutShort)
+		require.Positive(t, r.Iterations)
+		require.Equal(t, int64(2*64*r.Iterations), r.Bytes)
+		require.InDelta(t, r.Seconds*1e6/float64(r.Iterations), r.RoundTrip, 1e-6)
+	}
+}
+
+// TestPingpongWithoutLoopback: a server hears clients of both families also where lo is down, as in a new namespace.
+func TestPingpongWithoutLoopback(t *testing.T) {
+	p := newPair(t, netlab.PairOptions{})
+	inside(t, &p.B, func(h *netlink.Handle, _ netlink.Link) {
+		lo, err := h.LinkByName("lo")
+		require.NoError(t, err)
+		addresses, err := h.AddrList(lo, netlink.FAMILY_ALL)
+		require.NoError(t, err)
+		for i := range addresses {
+			require.NoError(t, h.AddrDel(lo, &addresses[i]))
+		}
+		require.NoError(t, h.LinkSetDown(lo))
+	})
+	for _, host := range []string{"fd00:9::2", "10.9.0.2"} {
+		server := newProgram("pingpong", "-n", "10", "-p", "0")
+		server.begin(t, p.B.Namespace)
+		waiting := regexp.MustCompile(`^waiting for the other end at \S+:(\d+), with veth0\n`)
+		require.Eventually(t, func() bool { return waiting.MatchString(server.stderr.String()) }, 10*time.Second, 5*time.Millisecond)
+		port := waiting.FindStringSubmatch(server.stderr.String())[1]
+		client := newProgram("pingpong", host, "-p", port, "-n", "10")
+		require.Equal(t, 0, client.run(t, p.A.Namespace), &client.stderr)
+		require.Equal(t, 0, server.status(t, 5*time.Second), &server.stderr)
+	}
+}

@@ -23,17 +23,18 @@ type rdma struct {
 }
 
 // openRDMA opens a device. It checks at once that the device carries the path MTU, which connecting would find only when
-// the peer is there; 0 means the largest that it carries. capacity is that of both directions of the queue pair, in requests.
-func openRDMA(name string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) (*rdma, error) {
+// the peer is there; 0 means the largest that it carries. namespace is a path, empty for that of the
+// process. capacity is that of both directions of the queue pair, in requests.
+func openRDMA(name, namespace string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) (*rdma, error) {
 	r := &rdma{options: verbs.ConnectOptions{PathMTU: pathMTU}}
-	if err := r.open(name, mode, capacity); err != nil {
+	if err := r.open(name, namespace, mode, capacity); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
 }
 
-func (r *rdma) open(name string, mode verbs.XDPMode, capacity int) (err error) {
-	options := verbs.Options{Mode: mode}
+func (r *rdma) open(name, namespace string, mode verbs.XDPMode, capacity int) (err error) {
+	options := verbs.Options{NetNS: namespace, Mode: mode}
 	if r.options.PathMTU == verbs.MTU4096 {
 		options.MultiBuffer = verbs.MultiBufferOn
 	}

@@ -18,7 +18,7 @@ import (
 
 // statCommand shows rates of the devices that processes of this machine serve, as they tell at their control sockets.
 type statCommand struct {
-	Device   string        `short:"i" placeholder:"DEV" help:"Network device (default: every one that is served)."`
+	servedFlag
 	JSON     bool          `name:"json" help:"Print a line of JSON for each report: rates, and everything that the device tells."`
 	Count    int           `short:"n" default:"0" help:"Number of reports; 0 goes on until it is stopped, or no process is left."`
 	Interval time.Duration `default:"1s" help:"Time between two reports."`
@@ -35,13 +35,17 @@ func (c *statCommand) Run(app *application) error {
 	if c.Interval < minimumInterval {
 		return usage("--interval %v is below %v", c.Interval, minimumInterval)
 	}
-	folder, err := control.Folder()
+	folder, err := controlFolder()
 	if err != nil {
-		return usage("%w", err)
+		return err
+	}
+	network, err := c.network()
+	if err != nil {
+		return err
 	}
 	told := make(map[string]bool)
 	look := func() ([]observation, error) {
-		list, failures, err := c.look(app.ctx, folder)
+		list, failures, err := c.look(app.ctx, folder, network)
 		for path, failure := range failures {
 			if err == nil && !told[path] {
 				fmt.Fprintln(app.stderr, "xroce: not shown:", oneLine(failure))
@@ -55,7 +59,7 @@ func (c *statCommand) Run(app *application) error {
 		return err
 	}
 	if len(before) == 0 {
-		return usage("no process serves %s: there is no control socket of one in %s", orAny(c.Device), folder)
+		return c.none(folder)
 	}
 	print := c.printer(app.stdout)
 	tick := time.NewTicker(c.Interval)
@@ -71,7 +75,7 @@ func (c *statCommand) Run(app *application) error {
 			return err
 		}
 		if len(now) == 0 {
-			fmt.Fprintf(app.stderr, "no process serves %s any more\n", orAny(c.Device))
+			fmt.Fprintf(app.stderr, "no process serves %s any more\n", c.text())
 			return nil
 		}
 		if err := print(reports(before, now)); err != nil {
@@ -80,13 +84,6 @@ func (c *statCommand) Run(app *application) error {
 		before = now
 	}
 	return nil
-}
-
-func orAny(device string) string {
-	if device == "" {
-		return "a device"
-	}
-	return device
 }
 
 // observation is what a device has told.
@@ -101,10 +98,10 @@ const answerTime = 3 * time.Second
 
 // look asks every process. One that has ended meanwhile is left out, and so is one that does not answer as it should, whose
 // failure is returned by the path of its socket. If none answers that is an error.
-func (c *statCommand) look(ctx context.Context, folder string) (list []observation, failures map[string]error, err error) {
-	sockets, err := control.List(folder)
+func (c *statCommand) look(ctx context.Context, folder, network string) (list []observation, failures map[string]error, err error) {
+	sockets, err := listSockets(folder)
 	if err != nil {
-		return nil, nil, usage("%w", err)
+		return nil, nil, err
 	}
 	want := verbs.WantCounters
 	if c.JSON {
@@ -128,10 +125,11 @@ func (c *statCommand) look(ctx context.Context, folder string) (list []observati
 		switch {
 		case ctx.Err() != nil:
 			return nil, nil, context.Cause(ctx)
+		case err == nil && network != "" && o.snapshot.Device.Network != network:
 		case err == nil:
 			list = append(list, o)
 		case !errors.Is(err, os.ErrNotExist) && !errors.Is(err, io.ErrUnexpectedEOF):
-			failures[s.Path] = fmt.Errorf("%s of process %d: %w", s.Device, s.PID, err)
+			failures[s.Path] = fmt.Errorf("%s of process %d: %w", s.Device, s.PID, explainAccess(err))
 		}
 	}
 	if len(list) == 0 && len(failures) > 0 {
@@ -145,11 +143,14 @@ type statReport struct {
 	Time    time.Time          `json:"time"`
 	PID     int                `json:"pid"`
 	Device  string             `json:"device"`
+	Network string             `json:"network"` // the network namespace
+	Program string             `json:"program"`
 	Seconds float64            `json:"seconds"` // between the looks
 	Rates   map[string]float64 `json:"rates"`   // counters of the transport and "drops" per second
 
 	Snapshot json.RawMessage `json:"snapshot"` // verbs.Snapshot
 	now      verbs.Snapshot
+	where    string // what tells it from another one of its name; empty without one
 }
 
 // reports compares two looks. A device that came in between has no rates yet.
@@ -165,7 +166,7 @@ func reports(before, now []observation) (list []statReport) {
 			continue // the name belonged to another one
 		}
 		r := statReport{
-			Time: s.Time, PID: s.PID, Device: s.Device.Name, Seconds: s.Device.Uptime - last.Device.Uptime,
+			Time: s.Time, PID: s.PID, Device: s.Device.Name, Network: s.Device.Network, Program: s.Program, Seconds: s.Device.Uptime - last.Device.Uptime,
 			Rates: make(map[string]float64), Snapshot: o.document, now: s,
 		}
 		for name, n := range s.Counters.Counts {
@@ -174,7 +175,21 @@ func reports(before, now []observation) (list []statReport) {
 		r.Rates["drops"] = float64(total(s.Counters.Drops)-total(last.Counters.Drops)) / r.Seconds
 		list = append(list, r)
 	}
+	tellApart(list)
 	return list
+}
+
+// tellApart notes the namespace and the program of devices whose names are the same.
+func tellApart(list []statReport) {
+	named := make(map[string]int)
+	for i := range list {
+		named[list[i].Device]++
+	}
+	for i := range list {
+		if r := &list[i]; named[r.Device] > 1 {
+			r.where = fmt.Sprintf("of %s in %s", programName(r.Program), namespaceName(r.Network))
+		}
+	}
 }
 
 func total(counts map[string]uint64) (n uint64) {
@@ -233,8 +248,12 @@ func (r *statReport) megabits(counter string) float64 { return r.Rates[counter] 
 
 // line is a report in one line.
 func (r *statReport) line() string {
-	return fmt.Sprintf("%s %s pid %d qps %d sent %.0f pkt/s %.1f Mbit/s received %.0f pkt/s %.1f Mbit/s resent %.0f/s dropped %.0f/s",
-		r.Time.Format(time.TimeOnly), r.Device, r.PID, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
+	where := r.where
+	if where != "" {
+		where += " "
+	}
+	return fmt.Sprintf("%s %s pid %d %sqps %d sent %.0f pkt/s %.1f Mbit/s received %.0f pkt/s %.1f Mbit/s resent %.0f/s dropped %.0f/s",
+		r.Time.Format(time.TimeOnly), r.Device, r.PID, where, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
 		r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"]) + r.port(" ")
 }
 
@@ -265,6 +284,9 @@ func table(list []statReport) string {
 			r.Device, r.PID, r.now.Device.Rung, r.now.Device.QPs, r.Rates["sent_pkts"], r.megabits("sent_bytes"),
 			r.Rates["rcvd_pkts"], r.megabits("rcvd_bytes"), r.Rates["retransmitted_pkts"], r.Rates["drops"])
 		var found []string
+		if r.where != "" {
+			found = append(found, r.where)
+		}
 		if port := r.port(""); port != "" {
 			found = append(found, port)
 		}

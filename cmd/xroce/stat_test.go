@@ -56,6 +56,17 @@ func TestStatReports(t *testing.T) {
 		"",
 	}, "\n"), table(list))
 
+	require.Equal(t, "eth0", list[0].Device)
+	two := []statReport{list[0], list[0], list[0]}
+	two[0].Network, two[0].Program = "net:[1]", "/usr/bin/one"
+	two[1].Network, two[1].Program = "net:[2]", "./two\x1b[2J"
+	two[2].Device = "eth1"
+	tellApart(two)
+	require.Contains(t, two[0].line(), "eth0 pid 7 of one in net:[1] qps 3 ")
+	require.Contains(t, two[1].line(), `eth0 pid 7 of two\x1b[2J in net:[2] qps 3 `)
+	require.Contains(t, two[2].line(), "eth1 pid 7 qps 3 ")
+	require.Contains(t, table(two), "\n  of one in net:[1]\n")
+
 	list[0].now.Device.State = "down"
 	require.True(t, strings.HasSuffix(list[0].line(), "dropped 2/s port down"))
 	require.Contains(t, table(list), "\n  port down\n")
@@ -107,7 +118,7 @@ func TestStat(t *testing.T) {
 	}
 	p = newProgram("stat", "-n", "1", "--interval", "20ms")
 	require.Equal(t, 0, p.run(t, nil), p.stderr.String())
-	require.Regexp(t, regexp.MustCompile(`(?m)\A(^\d\d:\d\d:\d\d \S+ pid \d+ qps 0 sent 0 pkt/s 0\.0 Mbit/s received .*$\n){2}\z`), p.stdout.String())
+	require.Regexp(t, regexp.MustCompile(`(?m)\A(^\d\d:\d\d:\d\d \S+ pid \d+ of xroce\.test in net:\[\d+\] qps 0 sent 0 pkt/s 0\.0 Mbit/s received .*$\n){2}\z`), p.stdout.String())
 }
 
 // TestStatOfStoppedProcess: one that does not answer is told, once, and others are shown.
@@ -121,6 +132,7 @@ func TestStatOfStoppedProcess(t *testing.T) {
 		entries, err := os.ReadDir(folder)
 		return err == nil && len(entries) == 1
 	}, 20*time.Second, 5*time.Millisecond, "no control socket")
+	awaitListening(t, server)
 	require.NoError(t, server.command.Process.Signal(syscall.SIGSTOP))
 	stopped := fmt.Sprintf("%s of process %d: no answer: is the process stopped?", pair.A.Name, server.command.Process.Pid)
 	requireWrongUse(t, nil, []string{"stat"}, stopped)

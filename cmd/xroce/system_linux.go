@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -46,3 +47,19 @@ func terminal(file *os.File) bool {
 
 // ownGroup keeps a terminal's ^C away from a child: its parent ends it.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// inodeOf returns the number of a file, which for a namespace is the namespace's own.
+func inodeOf(path string) (inode uint64, ok bool) {
+	var s unix.Stat_t
+	err := unix.Stat(path, &s)
+	return s.Ino, err == nil
+}
+
+// bothFamilies has an IPv6 socket take IPv4 as well (net.ListenConfig.Control).
+func bothFamilies(_, _ string, connection syscall.RawConn) error {
+	var failure error
+	err := connection.Control(func(descriptor uintptr) {
+		failure = unix.SetsockoptInt(int(descriptor), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	})
+	return errors.Join(err, failure)
+}

@@ -21,3 +21,7 @@ func inheritedSocket(uintptr) (net.Conn, error) { return nil, netns.ErrNotSuppor
 func terminal(*os.File) bool { return false }
 
 func ownGroup() *syscall.SysProcAttr { return nil }
+
+func inodeOf(string) (inode uint64, ok bool) { return 0, false }
+
+func bothFamilies(string, string, syscall.RawConn) error { return nil }

@@ -38,6 +38,21 @@ func List(folder string) ([]Socket, error) {
 	return list, nil
 }
 
+// startTime is more than a process needs from binding its socket to listening there.
+const startTime = time.Second
+
+// sweep removes the sockets of dead processes. A young one is left alone, whose process may be starting, also where its number is
+// one of another process ID namespace.
+func sweep(folder string) {
+	entries, _ := os.ReadDir(folder)
+	for _, e := range entries {
+		_, _, ok := parse(e.Name())
+		if info, err := e.Info(); ok && err == nil && e.Type() == fs.ModeSocket && time.Since(info.ModTime()) > startTime {
+			removeStale(filepath.Join(folder, e.Name()))
+		}
+	}
+}
+
 // removeStale says whether nobody serves the socket at a path, and removes it then. Nobody listens there if a connection is
 // refused; but a process that is starting has bound its socket and does not listen yet, for an instant.
 func removeStale(path string) bool {
@@ -57,8 +72,7 @@ func removeStale(path string) bool {
 		return errors.Is(err, fs.ErrNotExist)
 	}
 	pid, _, _ := parse(filepath.Base(path))
-	starting := time.Since(info.ModTime()) < time.Second && pid != os.Getpid() &&
-		!errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	starting := time.Since(info.ModTime()) < startTime && pid != os.Getpid() && lives(pid)
 	if !starting {
 		_ = os.Remove(path) // one that belongs to somebody else stays, and is left out all the same
 	}

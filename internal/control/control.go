@@ -6,7 +6,8 @@
 // enough of it shuts down its end for writing, and reads the rest.
 //
 // The files are named pid-device.sock and lie in one folder (Folder). Only their owner, and root, can connect: the mode
-// is 0600. A process that was killed leaves its file; whoever lists the folder removes it (List).
+// is 0600. A process that was killed leaves its file; whoever lists the folder removes it (List), and so does the next one that
+// serves there (Serve).
 package control
 
 import (

@@ -207,3 +207,39 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
+
+// TestServeSweeps: who serves a device removes what dead processes have left in the folder, and nothing else.
+func TestServeSweeps(t *testing.T) {
+	folder := t.TempDir()
+	living := serve(t, folder, "eth1", echo)
+	defer living.Close()
+	long := time.Now().Add(-time.Minute)
+	leave := func(name string, age time.Time) string {
+		path := filepath.Join(folder, name)
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+		require.NoError(t, err)
+		l.SetUnlinkOnClose(false)
+		require.NoError(t, l.Close())
+		require.NoError(t, os.Chtimes(path, age, age))
+		return path
+	}
+	const nobody = 1<<22 + 1 // beyond the largest process ID (PID_MAX_LIMIT)
+	for i := range 1300 {
+		leave(fmt.Sprintf("%d-eth0.sock", nobody+i), long)
+	}
+	reused := leave("1-eth1.sock", long)
+	starting := leave(fmt.Sprintf("%d-eth7.sock", nobody), time.Now())
+	other := leave("eth0.sock", long)
+	require.NoError(t, os.Chtimes(living.Path(), long, long))
+
+	s := serve(t, folder, "eth2", echo)
+	defer s.Close()
+	require.NoFileExists(t, reused)
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, filepath.Join(folder, e.Name()))
+	}
+	require.ElementsMatch(t, []string{living.Path(), s.Path(), starting, other}, names)
+}

@@ -3,13 +3,11 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
@@ -35,11 +33,12 @@ var serving sync.Mutex
 
 // Serve makes the socket of this process for a device in a folder, which it makes too, and answers there until Close. The
 // handler is called from several goroutines at once. Devices of the same name, which a process may have from several network
-// namespaces, get sockets of their own.
+// namespaces, get sockets of their own. What dead processes have left in the folder is removed.
 func Serve(folder, device string, handler Handler) (*Server, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
 	}
+	sweep(folder)
 	serving.Lock()
 	defer serving.Unlock()
 	number := 1
@@ -58,14 +57,6 @@ func Serve(folder, device string, handler Handler) (*Server, error) {
 	s.listener = listener.(*net.UnixListener)
 	s.running.Go(s.accept)
 	return s, nil
-}
-
-// ownerOnly sets the mode that the file will have, before it exists: nobody else can ever connect (unix_bind in
-// net/unix/af_unix.c takes the mode of the socket's inode).
-func ownerOnly(_, _ string, connection syscall.RawConn) error {
-	var failure error
-	err := connection.Control(func(descriptor uintptr) { failure = syscall.Fchmod(int(descriptor), 0o600) })
-	return errors.Join(err, failure)
 }
 
 // Path is the path of the socket.

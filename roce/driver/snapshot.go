@@ -38,8 +38,9 @@ type Counts map[string]uint64
 // DeviceStatus describes the device.
 type DeviceStatus struct {
 	Name      string   `json:"name"`
-	Driver    string   `json:"driver"` // of the network device
-	Rung      string   `json:"rung"`   // of the attach ladder: "native+frags", "generic", "memory"
+	Network   string   `json:"network"` // the network namespace: "net:[4026531833]"; empty if unknown
+	Driver    string   `json:"driver"`  // of the network device
+	Rung      string   `json:"rung"`    // of the attach ladder: "native+frags", "generic", "memory"
 	ZeroCopy  bool     `json:"zeroCopy"`
 	State     string   `json:"state"` // "active", "down", or what is wrong
 	MAC       string   `json:"mac"`
@@ -216,7 +217,7 @@ func (d *Device) Snapshot() Snapshot {
 func (d *Device) status() DeviceStatus {
 	information := d.link.Information()
 	s := DeviceStatus{
-		Name: information.Name, Driver: information.Driver, Rung: information.Mode, ZeroCopy: information.ZeroCopy,
+		Name: information.Name, Network: d.link.Network(), Driver: information.Driver, Rung: information.Mode, ZeroCopy: information.ZeroCopy,
 		State: "active", MAC: d.link.HardwareAddr().String(), MaxMTU: d.MaxMTU().Bytes(), GIDs: []string{},
 		QPNBase: d.numbers.base, QPNCount: 1 << qpnBits, Uptime: d.Clock().Seconds(), Keys: d.memory.Count(),
 	}

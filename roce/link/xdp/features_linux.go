@@ -10,16 +10,6 @@ import (
 	"github.com/xroce/xroce/xsk"
 )
 
-// Feature is something that the kernel has to have, or that Devices are better with.
-type Feature struct {
-	Name   string
-	Since  string // the first kernel with it: "Linux 5.9"
-	Needed bool   // Open fails without it
-	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out: for
-	// want of a capability, for one.
-	Err error
-}
-
 // Features asks the kernel for each. Nothing is attached or bound.
 func Features() []Feature { return features(kernelProbes()) }
 

@@ -35,6 +35,17 @@ func Probe(string, ProbeOptions) (Port, error) { return Port{}, notSupported() }
 // List returns ErrNotSupported.
 func List(ProbeOptions) ([]Port, error) { return nil, notSupported() }
 
+// Features returns one that is needed and not supported.
+func Features() []Feature {
+	return []Feature{{Name: "AF_XDP sockets", Since: "Linux 5.4", Needed: true, Err: notSupported()}}
+}
+
+// CheckFeatures returns ErrNotSupported.
+func CheckFeatures([]Feature) error { return notSupported() }
+
+// KernelRelease is the name of the operating system.
+func KernelRelease() string { return runtime.GOOS }
+
 func (*Device) Information() link.Information     { return link.Information{} }
 func (*Device) HardwareAddr() roce.MAC            { return roce.MAC{} }
 func (*Device) MTU() (int, error)                 { return 0, notSupported() }

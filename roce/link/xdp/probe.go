@@ -52,3 +52,13 @@ type Port struct {
 	// Obtained is what Open got; nil without ProbeOptions.Attach or with an Obstacle.
 	Obtained *link.Information
 }
+
+// Feature is something that the kernel has to have, or that Devices are better with.
+type Feature struct {
+	Name   string
+	Since  string // the first kernel with it: "Linux 5.9"
+	Needed bool   // Open fails without it
+	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out: for
+	// want of a capability, for one.
+	Err error
+}

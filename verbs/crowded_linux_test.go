@@ -25,15 +25,18 @@ func TestCrowdedPollers(t *testing.T) {
 			_ = spinner.Wait()
 		}()
 	}
-	const limit = 20 * time.Millisecond
-	rounds := size(200, 5000)
-	late := time.Hour
-	for try := 0; try < 3 && late >= limit; try++ { // other things may keep the machine busy
-		times := p.run(t, rounds)
-		late = times[rounds*99/100]
-		t.Logf("p50 %v, p99 %v, longest %v", times[rounds/2], late, times[rounds-1])
+	// A poller that gives whole rounds away takes 6 ms and more for half of its round trips (Linux 6.18, 2 CPUs). How late the last ones are says something of this machine's other tests, too, and counts at full size only.
+	rounds, part, limit := 200, 50, 2*time.Millisecond
+	if *fullSize {
+		rounds, part, limit = 5000, 99, 20*time.Millisecond
 	}
-	require.Less(t, late, limit, "p99")
+	late := time.Hour
+	for try := 0; try < 5 && late >= limit; try++ { // other things may keep the machine busy
+		times := p.run(t, rounds)
+		late = times[rounds*part/100]
+		t.Logf("p50 %v, p99 %v, longest %v", times[rounds/2], times[rounds*99/100], times[rounds-1])
+	}
+	require.Less(t, late, limit, "percentile %d", part)
 	for _, e := range []*end{p.a, p.b} {
 		require.Equal(t, verbs.StateRTS, e.qp.State())
 	}

@@ -88,7 +88,7 @@ func (d *Device) pause(misses uint32, o awaited) {
 // nap sleeps for a moment, until something has come in for o.
 func (d *Device) nap(o awaited) {
 	set := o.shardSet().bits.Load()
-	if set == 0 || d.options.Manual || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
+	if set == 0 || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
 		return // nothing would wake it
 	}
 	w, err := d.takeWaiter()

@@ -44,7 +44,7 @@ func (c *CompChannel) Ready() <-chan struct{} {
 	return c.driver.Ready()
 }
 
-// Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine.
+// Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine, and gives the CPU away.
 func (c *CompChannel) Poll() (*CQ, bool) {
 	if c.check() != nil {
 		return nil, false

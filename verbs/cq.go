@@ -63,6 +63,8 @@ func (c *CQ) CQE() int {
 
 // Poll takes up to len(wcs) completions and returns their number, without blocking. It also drives the engine: a program
 // that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
+// On a machine with more runnable threads than CPUs a Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away
+// would cost it more.
 func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {
 		return 0, err

@@ -79,8 +79,8 @@ func (ch *CompChannel) Ready() <-chan struct{} {
 	return ch.list.ready
 }
 
-// Poll takes the CQ whose event is the oldest. If there is none it drives the shards of the channel's CQs first. It
-// never blocks, but a poller that finds nothing gives its CPU away now and then.
+// Poll takes the CQ whose event is the oldest. If there is none it drives the shards of the channel's CQs first. A poller that
+// finds nothing gives its CPU away as one of a CQ does.
 func (ch *CompChannel) Poll() (*CQ, bool) {
 	c, found := ch.take()
 	if !found && !ch.closed.Load() {
@@ -90,7 +90,7 @@ func (ch *CompChannel) Poll() (*CQ, bool) {
 	if found {
 		ch.misses.Store(0)
 	} else {
-		pause(ch.misses.Add(1))
+		ch.device.pause(ch.misses.Add(1), ch)
 	}
 	return c, found
 }

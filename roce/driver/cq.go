@@ -114,7 +114,8 @@ func (c *CQ) Capacity() int {
 }
 
 // Poll takes at most len(wcs) completions out of the queue and returns their number. If there are none it drives
-// the shards of the CQ's QPs first. It never blocks, but a poller that finds nothing gives its CPU away now and then.
+// the shards of the CQ's QPs first. A poller that finds nothing gives its CPU away now and then; on a machine with more runnable
+// threads than CPUs it then sleeps, for a millisecond at most and until something has come in.
 func (c *CQ) Poll(wcs []queue.WC) (int, error) {
 	err := c.over() // asked first: what was added before the end is taken before it is told
 	if n, empty := c.take(wcs); !empty {
@@ -133,7 +134,7 @@ func (c *CQ) Poll(wcs []queue.WC) (int, error) {
 	}
 	misses := c.misses
 	c.consume.Unlock()
-	pause(misses)
+	c.device.pause(misses, c)
 	return n, nil
 }
 

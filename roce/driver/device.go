@@ -68,6 +68,7 @@ type Device struct {
 	shards  []*Shard
 	numbers numbers
 	gids    gids
+	crowd   crowd
 	asked   atomic.Int64 // the shards are to read what had arrived by this time (heard.go)
 
 	follower follower

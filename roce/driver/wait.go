@@ -7,6 +7,7 @@ package driver
 
 import (
 	"context"
+	"math/bits"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,14 +28,105 @@ const (
 	rescheduleFirst, rescheduleEvery = 64, 4096
 )
 
-// pause gives the CPU away now and then, after so many empty polls in a row.
-func pause(misses uint32) {
+const (
+	// slowYield is how long a call of sched_yield takes at most unless the CPU went to another thread for long: with a peer that
+	// polls on the same CPU it takes 5 us.
+	slowYield = 100 * time.Microsecond
+	// longestNap bounds how long a poller sleeps, which may have other things to look at than this device.
+	longestNap = time.Millisecond
+	// mostNaps is how many naps are made at last between two yields: fewer than one round trip in a hundred then waits for a
+	// yield, and a quarter of a second after the machine has become quiet pollers spin again.
+	mostNaps = 256
+)
+
+// crowd is what the pollers of a device know of other threads that want their CPUs. With more runnable threads than CPUs each
+// sched_yield gives a whole round of the others away (in Linux 6.6 and later it puts the thread's deadline off by a slice: yield_task_fair,
+// kernel/sched/fair.c), whereas a thread that sleeps in poll(2) gets the CPU soon after its frame has come. So a yield that took
+// long is followed by a nap instead of another one, two yields in a row by two naps, then by four, and so on. It is shared
+// without a lock: a count that is lost does no harm.
+type crowd struct {
+	naps  atomic.Uint32 // to make before the next yield
+	after atomic.Uint32 // how many there were after the last slow yield
+}
+
+// yield gives the CPU away, and reports whether it is better to sleep.
+func (c *crowd) yield() (slow bool) {
+	if left := c.naps.Load(); left > 0 {
+		c.naps.Store(left - 1)
+		return true
+	}
+	before := time.Now()
+	yield()
+	if time.Since(before) < slowYield {
+		if c.after.Load() != 0 {
+			c.after.Store(0)
+		}
+		return false
+	}
+	c.slow()
+	return true
+}
+
+// slow notes that a yield took long.
+func (c *crowd) slow() {
+	naps := min(max(2*c.after.Load(), 1), mostNaps)
+	c.after.Store(naps)
+	c.naps.Store(naps - 1)
+}
+
+// pause gives the CPU away now and then, after so many empty polls of o in a row.
+func (d *Device) pause(misses uint32, o awaited) {
 	switch {
 	case misses == 0 || misses%yieldEvery != 0:
 	case misses >= rescheduleFirst && misses&(misses-1) == 0, misses%rescheduleEvery == 0:
 		runtime.Gosched()
-	default:
-		yield()
+	case d.crowd.yield():
+		d.nap(o)
+	}
+}
+
+// nap sleeps for a moment, until something has come in for o.
+func (d *Device) nap(o awaited) {
+	set := o.shardSet().bits.Load()
+	if set == 0 || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
+		return // nothing would wake it
+	}
+	w, err := d.takeWaiter()
+	if err != nil {
+		return
+	}
+	defer d.returnWaiter(w)
+	o.asleep().add(w)
+	defer o.asleep().remove(w)
+	timeout := longestNap
+	w.led = w.led[:0]
+	for i, s := range d.shards {
+		if set&(1<<i) == 0 {
+			continue
+		}
+		s.sleep.waiters.Add(1)
+		t, ok := s.lead(w)
+		if !ok {
+			s.sleep.displace()
+			continue
+		}
+		w.led = append(w.led, s)
+		if t >= 0 {
+			timeout = min(timeout, t)
+		}
+	}
+	o.arm()
+	if done, _ := look(context.Background(), o); !done {
+		w.sleep(w.led, timeout)
+	}
+	for i, s := range d.shards {
+		if set&(1<<i) == 0 {
+			continue
+		}
+		s.sleep.leave(w)
+		if s.sleep.waiters.Add(-1) == 0 {
+			s.background.endRest()
+		}
 	}
 }
 
@@ -43,6 +135,7 @@ type waiter struct {
 	event eventfd
 	park  chan struct{}
 	set   pollSet
+	led   []*Shard // in a nap
 
 	// background says that this is a shard's background goroutine, which gives way to blocked waits.
 	background bool
@@ -250,10 +343,9 @@ func (d *Device) wait(ctx context.Context, o awaited) error {
 		}
 		d.drivePolled(o.shardSet())
 		if i%yieldEvery == 0 {
-			if time.Since(start) > spinTime {
+			if time.Since(start) > spinTime || d.crowd.yield() {
 				break
 			}
-			yield()
 		}
 	}
 	return d.block(ctx, o)

@@ -62,3 +62,35 @@ func TestGiveBack(t *testing.T) {
 	s.polls.Add(1)
 	require.False(t, s.givenBack())
 }
+
+// TestCrowd: after each slow yield there are twice as many naps until the next one, up to a limit, and a fast one ends that.
+func TestCrowd(t *testing.T) {
+	var c crowd
+	for want := uint32(1); want <= mostNaps; want *= 2 {
+		c.slow() // its own nap
+		for range want - 1 {
+			require.True(t, c.yield())
+		}
+		require.Zero(t, c.naps.Load(), "of %d naps", want)
+	}
+	c.slow()
+	require.EqualValues(t, mostNaps, c.after.Load())
+	c.naps.Store(0)
+	require.Eventually(t, func() bool { return !c.yield() }, 20*time.Second, time.Microsecond, "a yield that is fast")
+	require.Zero(t, c.after.Load())
+}
+
+func BenchmarkYield(b *testing.B) {
+	var c crowd
+	b.Run("measured", func(b *testing.B) {
+		for b.Loop() {
+			c.naps.Store(0)
+			c.yield()
+		}
+	})
+	b.Run("alone", func(b *testing.B) {
+		for b.Loop() {
+			yield()
+		}
+	})
+}

@@ -39,20 +39,22 @@ const (
 	// leastRoom is where a loss does not shrink the room any further, in buffers: enough for one queue pair to keep going.
 	leastRoom = 32
 
-	// lossesPerRoom is which part of the room has to be as many losses until it shrinks: a loss for 32 buffers that are acknowledged.
+	// lossesPerRoom is which part of the room has to be as many losses until it shrinks: a loss for 16 buffers that are acknowledged.
 	// Buffers that overflow lose frames of nearly all queue pairs. A network that loses one packet of a hundred loses less, and
 	// a smaller room would not help.
-	lossesPerRoom = 32
+	lossesPerRoom = 16
 
 	// A turn in the line ends with so many bytes, or so many packets if they are short. 64 KiB are 16 packets of path MTU
 	// 4096, a quantum.
 	turnBytes   = quantum * 4096
 	turnPackets = DefaultWindow
 
-	// generation is how long frames are surely counted: above the round trip through full rings (some ms), and below the usual
-	// ACK timeout of 67 ms. While nothing is heard at all it is longer: the peer may only be busy. They are not measured.
-	generation       = Time(10 * time.Millisecond)
-	silentGeneration = Time(20 * time.Millisecond)
+	// generation is how long frames are surely counted: above the round trip through full rings (some ms), below the usual ACK timeout
+	// of 67 ms, and roundTrips round trips if those are longer, as on a long way. While nothing is heard at all it doubles: the peer
+	// may only be busy. They are not measured.
+	generation        = Time(10 * time.Millisecond)
+	longestGeneration = Time(200 * time.Millisecond)
+	roundTrips        = 4
 )
 
 type flight struct {
@@ -67,6 +69,7 @@ type flight struct {
 
 	age   uint64 // number of the present generation
 	until Time   // when it ends, while somebody waits
+	span  Time   // how long it is
 	timed bool   // somebody does
 	// heard says that something was acknowledged in this generation, and silent that nothing was in the last one.
 	heard, silent bool
@@ -104,7 +107,7 @@ func (e *Engine) joinFlight(q *QP) {
 	peer := q.attrs.Path.Destination
 	f := e.flights[peer]
 	if f == nil {
-		f = &flight{engine: e, peer: peer}
+		f = &flight{engine: e, peer: peer, span: generation}
 		limit := uint64(e.buffers.Count) * roomNumerator / roomDenominator
 		f.room = window{size: limit, limit: limit, threshold: limit, least: min(leastRoom, limit)}
 		if e.flights == nil {
@@ -184,6 +187,7 @@ func (f *flight) acknowledged(q *QP, packets uint64) {
 	buffers := packets * q.flying.buffers
 	q.flying.renew()
 	f.heard, f.silent = true, false
+	f.span = min(max(generation, roundTrips*q.requester.roundTrip.smoothed), longestGeneration)
 	if f.round += buffers; f.round >= f.room.size {
 		f.round, f.losses = 0, 0
 	}
@@ -313,11 +317,11 @@ func (f *flight) exit(q *QP) {
 func (f *flight) grow(now Time) {
 	f.age++
 	f.used[f.age&1] = 0
-	f.until = now + generation
+	f.until = now + f.span
 	if f.silent = !f.heard; f.silent {
 		f.age++
 		f.used = [2]uint64{}
-		f.until = now + silentGeneration
+		f.until = now + 2*f.span
 	}
 	f.heard = false
 	f.pace.grow()
@@ -329,7 +333,7 @@ func (f *flight) checkLine() {
 	e, waits := f.engine, f.head != nil || len(f.pace.resting) > 0
 	switch {
 	case waits && !f.timed:
-		f.until, f.heard, f.silent = e.now+generation, false, false
+		f.until, f.heard, f.silent = e.now+f.span, false, false
 		f.last, f.next = nil, e.lines
 		if e.lines != nil {
 			e.lines.last = f

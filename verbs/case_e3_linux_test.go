@@ -95,15 +95,16 @@ func setUp(t *testing.T, e *netlab.End) {
 	})
 }
 
-// remake makes a pair again that was deleted, with its IPv4 addresses and other Ethernet addresses.
+// remake makes a pair again that was deleted, with its IPv4 and Ethernet addresses.
 func remake(t *testing.T, p *netlab.Pair, o netlab.PairOptions) {
 	t.Helper()
 	require.NoError(t, p.A.Namespace.Do(func() error {
 		attributes := netlink.NewLinkAttrs()
 		attributes.Name, attributes.NumRxQueues, attributes.NumTxQueues = p.A.Name, o.Queues, o.Queues
-		attributes.MTU = o.MTU
+		attributes.MTU, attributes.HardwareAddr = o.MTU, p.A.HardwareAddr
 		veth := netlink.NewVeth(attributes)
 		veth.PeerName, veth.PeerNamespace, veth.PeerMTU = p.B.Name, netlink.NsFd(p.B.Namespace.FD()), uint32(o.MTU)
+		veth.PeerHardwareAddr = p.B.HardwareAddr
 		return netlink.LinkAdd(veth)
 	}))
 	setUp(t, &p.B)
@@ -117,8 +118,7 @@ func move(t *testing.T, e *netlab.End, to *netlab.Namespace) {
 	e.Namespace = to
 }
 
-// TestCase_E3_Remade: the network device at one end is deleted, and with it that at the other, and both are made again, with other
-// Ethernet addresses. Or it is taken to another namespace, where it serves the kernel alone, and back. The queue pairs survive.
+// TestCase_E3_Remade: the network device at one end is deleted, and with it that at the other, and both are made again. Or it is taken to another namespace, where it serves the kernel alone, and back. The queue pairs survive.
 func TestCase_E3_Remade(t *testing.T) {
 	for _, how := range []string{"deleted", "moved"} {
 		t.Run(how, func(t *testing.T) {
@@ -270,7 +270,7 @@ func processTime(t *testing.T) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// TestCase_E3_Changed: the network device comes back as another one.
+// TestCase_E3_Changed: the network device comes back with other properties.
 func TestCase_E3_Changed(t *testing.T) {
 	options := netlab.PairOptions{MTU: 3000, Queues: 2}
 	p := newPorts(t, options)

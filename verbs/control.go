@@ -82,12 +82,26 @@ func (d *Device) ControlSocket() string {
 
 // serveControl opens the control socket. A device without one works as well, so that is worth a warning only.
 func (d *Device) serveControl() {
+	name := d.Name()
 	folder, err := control.Folder()
 	if err == nil {
-		d.control, err = control.Serve(folder, d.Name(), d.answer)
+		d.control, err = control.Serve(folder, name, d.answer)
+	}
+	if err == nil {
+		d.driver.OnRename(d.renamed)
+		if now := d.Name(); now != name {
+			d.renamed(now) // before anybody listened
+		}
 	}
 	if err != nil {
 		slog.Warn("xroce stat and capture will not see this device: no control socket", "device", d.Name(), "error", err)
+	}
+}
+
+// renamed has the control socket follow the name of the network device.
+func (d *Device) renamed(name string) {
+	if err := d.control.Rename(name); err != nil {
+		slog.Warn("xroce stat and capture know this device by its old name", "device", name, "control", d.control.Path(), "error", err)
 	}
 }
 

@@ -68,6 +68,36 @@ func TestAskAndAnswer(t *testing.T) {
 	require.ErrorIs(t, Get(t.Context(), s.Path(), "news", &answer), fs.ErrNotExist)
 }
 
+// TestRename: a socket follows the name of its device, does not take the place of another one, and leaves nothing.
+func TestRename(t *testing.T) {
+	folder := t.TempDir()
+	s, neighbour := serve(t, folder, "va", echo), serve(t, folder, "roce0", echo)
+	open, err := Open(t.Context(), s.Path(), Request{Want: "news"})
+	require.NoError(t, err)
+	defer open.Close()
+	require.NoError(t, s.Rename("roce0"))
+	require.Equal(t, filepath.Join(folder, fmt.Sprintf("%d-roce0~2.sock", os.Getpid())), s.Path())
+	stranger := serve(t, folder, "va", echo)
+	for _, server := range []*Server{s, neighbour, stranger} {
+		var answer map[string]string
+		require.NoError(t, Get(t.Context(), server.Path(), "news", &answer))
+		require.Equal(t, map[string]string{"got": "news"}, answer)
+	}
+	var answer map[string]string
+	require.NoError(t, json.NewDecoder(open).Decode(&answer), "a connection of before")
+	require.NoError(t, s.Close())
+	list, err := List(folder)
+	require.NoError(t, err)
+	require.Equal(t, []Socket{
+		{PID: os.Getpid(), Device: "roce0", Path: neighbour.Path()}, {PID: os.Getpid(), Device: "va", Path: stranger.Path()},
+	}, list)
+	require.NoError(t, neighbour.Close())
+	require.NoError(t, stranger.Close())
+	left, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
 // TestForeignSockets: what somebody else has put into the folder cannot take the memory of who asks, nor write to his terminal.
 func TestForeignSockets(t *testing.T) {
 	defer func(n int) { longestAnswer = n }(longestAnswer)

@@ -3,7 +3,9 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,7 +22,8 @@ type Handler func(ctx context.Context, request Request, answer io.Writer) error
 
 // Server answers at one socket.
 type Server struct {
-	path     string
+	folder   string
+	path     string // guarded by serving
 	listener *net.UnixListener
 	handler  Handler
 	ctx      context.Context
@@ -28,7 +31,7 @@ type Server struct {
 	running  sync.WaitGroup
 }
 
-// serving is held by whoever makes a socket of this process.
+// serving is held by whoever makes, names or removes a socket of this process.
 var serving sync.Mutex
 
 // Serve makes the socket of this process for a device in a folder, which it makes too, and answers there until Close. The
@@ -41,12 +44,7 @@ func Serve(folder, device string, handler Handler) (*Server, error) {
 	sweep(folder)
 	serving.Lock()
 	defer serving.Unlock()
-	number := 1
-	path := func() string { return filepath.Join(folder, fileName(os.Getpid(), device, number)) }
-	for !removeStale(path()) {
-		number++
-	}
-	s := &Server{path: path(), handler: handler}
+	s := &Server{folder: folder, path: freePath(folder, device), handler: handler}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	config := net.ListenConfig{Control: ownerOnly}
 	listener, err := config.Listen(s.ctx, "unix", s.path)
@@ -55,17 +53,49 @@ func Serve(folder, device string, handler Handler) (*Server, error) {
 		return nil, err
 	}
 	s.listener = listener.(*net.UnixListener)
+	s.listener.SetUnlinkOnClose(false) // it knows the first path only
 	s.running.Go(s.accept)
 	return s, nil
 }
 
-// Path is the path of the socket.
-func (s *Server) Path() string { return s.path }
+// freePath is a path that no socket has.
+func freePath(folder, device string) string {
+	for number := 1; ; number++ {
+		if path := filepath.Join(folder, fileName(os.Getpid(), device, number)); removeStale(path) {
+			return path
+		}
+	}
+}
+
+// Rename gives the socket the name of a device that was renamed. Connections are not affected.
+func (s *Server) Rename(device string) error {
+	serving.Lock()
+	defer serving.Unlock()
+	path := freePath(s.folder, device)
+	if err := os.Rename(s.path, path); err != nil {
+		return err
+	}
+	s.path = path
+	return nil
+}
+
+// Path is the present path of the socket.
+func (s *Server) Path() string {
+	serving.Lock()
+	defer serving.Unlock()
+	return s.path
+}
 
 // Close removes the socket and returns when no handler runs any more.
 func (s *Server) Close() error {
 	s.stop()
-	err := s.listener.Close() // removes the file
+	serving.Lock()
+	removed := os.Remove(s.path)
+	if errors.Is(removed, fs.ErrNotExist) {
+		removed = nil
+	}
+	err := errors.Join(removed, s.listener.Close())
+	serving.Unlock()
 	s.running.Wait()
 	return err
 }

@@ -35,7 +35,7 @@ const (
 	waySearches = 16
 )
 
-// follower is what a device knows of its port; up, mtu and gids belong to the goroutine that looks at it.
+// follower is what a device knows of its port; name, up, mtu and gids belong to the goroutine that looks at it.
 type follower struct {
 	pending      atomic.Uint32 // link.Change bits
 	generation   atomic.Uint64 // changes so far
@@ -43,6 +43,9 @@ type follower struct {
 	stop         context.CancelFunc
 	ended        sync.WaitGroup
 
+	renamed atomic.Pointer[func(name string)] // see OnRename
+
+	name string // of the network device
 	up   bool
 	mtu  int // of the network device, bytes
 	gids []roce.GID
@@ -55,6 +58,7 @@ func (d *Device) startFollowing() {
 	d.link.Watch(d.note)
 	mtu, err := d.link.MTU()
 	f.up, f.mtu = err == nil, mtu
+	f.name = d.link.Information().Name
 	f.gids, _ = d.GIDs()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
@@ -72,6 +76,9 @@ func (d *Device) stopFollowing() {
 		d.follower.ended.Wait()
 	}
 }
+
+// OnRename has f called, off the data path, with each new name of the network device until Close.
+func (d *Device) OnRename(f func(name string)) { d.follower.renamed.Store(&f) }
 
 // note takes a change from the link, or one that may have passed unseen.
 func (d *Device) note(c link.Change) {
@@ -163,6 +170,12 @@ func (s *Shard) resume() {
 func (d *Device) followPort(wasDown bool) {
 	f := &d.follower
 	active, netdev, err := d.ActiveMTU()
+	if name := d.link.Information().Name; name != f.name {
+		f.name = name
+		if renamed := f.renamed.Load(); renamed != nil {
+			(*renamed)(name)
+		}
+	}
 	if f.up && (wasDown || errors.Is(err, link.ErrDown)) {
 		f.up = false
 		d.raise(AsyncEvent{Type: transport.EventPortErr})

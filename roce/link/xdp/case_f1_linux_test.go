@@ -37,7 +37,9 @@ func rungQueue(t *testing.T, e netlab.End, rung Rung) link.Queue {
 		require.NoError(t, p.SetAddresses([]netip.Addr{e.IPv4()}))
 		s, err := xsk.Open(xsk.Options{Interface: e.Index, MultiBuffer: rung.Frags(), CheckOwners: true})
 		require.NoError(t, err)
-		q = newQueue(s, e.Name, new(atomic.Bool))
+		var name atomic.Pointer[string]
+		name.Store(&e.Name)
+		q = newQueue(s, &name, new(atomic.Bool))
 		t.Cleanup(func() { require.NoError(t, q.close()) })
 		require.NoError(t, p.RegisterSocket(0, s.FD()))
 		attached, err := bpf.Attach(p, e.Index, mode)

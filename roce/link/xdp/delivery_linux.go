@@ -47,7 +47,7 @@ func (d *Device) watchDelivery(interval time.Duration, report func(error)) {
 			}
 			if before >= deliveryProof { // it has had an interval to come
 				report(fmt.Errorf("%s: the XDP program has redirected %d frames and the driver %s has delivered none: "+
-					"open the device in copy mode", d.netdev.name, redirected, d.driver))
+					"open the device in copy mode", d.name(), redirected, d.driver))
 				return
 			}
 			before = redirected

@@ -31,6 +31,8 @@ type Device struct {
 	home    *netns.Namespace // that of the network device; nil without /proc
 	options Options
 	driver  string
+	label   atomic.Pointer[string] // present name of the network device
+	was     identity               // of the network device, as it was last seen alive; guarded by mu
 
 	program *bpf.Program
 	sockets []*queue
@@ -42,7 +44,7 @@ type Device struct {
 	closing atomic.Bool
 	changed atomic.Pointer[func(link.Change)] // who watches
 
-	mu       sync.Mutex // guards what follows and netdev.index, and is held while the maps of the program change
+	mu       sync.Mutex // guards what follows and index and name of netdev, and is held while the maps of the program change
 	obtained obtained
 	state    netdevState
 	told     netdevState // of what who watches was told
@@ -90,6 +92,7 @@ func open(name string, o Options) (*Device, error) {
 	}
 	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: &hops{macs: map[netip.Addr]roce.MAC{}}}, network: networkOfThread()}
 	d.home, _ = netns.Open(namespaceOfThread)
+	d.setName(name)
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -101,7 +104,8 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	d.netdev.index, d.netdev.name = attributes.Index, attributes.Name // name may be an alternative one
+	d.netdev.index = attributes.Index
+	d.setName(attributes.Name) // it may have been opened by an alternative one
 	if err := suitable(attributes); err != nil {
 		return err
 	}
@@ -113,7 +117,8 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	d.driver = d.netdev.driverName(d.netdev.name)
+	d.was = d.netdev.identify(attributes)
+	d.driver = d.was.driver
 	d.program, err = bpf.Load(bpf.Options{Queues: receive, MAC: macOf(attributes.HardwareAddr)})
 	if err != nil {
 		return err
@@ -124,7 +129,7 @@ func (d *Device) open() error {
 	}
 	d.obtained = obtained
 	for _, socket := range sockets {
-		q := newQueue(socket, d.netdev.name, &d.closing)
+		q := newQueue(socket, &d.label, &d.closing)
 		d.sockets = append(d.sockets, q)
 		d.queues = append(d.queues, q)
 	}
@@ -212,7 +217,8 @@ func (d *Device) refresh() error {
 			return fmt.Errorf("addresses of %s: %w", d.netdev.name, err)
 		}
 	}
-	d.state = state
+	d.state, d.was.mac = state, state.mac
+	d.setName(state.name)
 	return nil
 }
 
@@ -221,7 +227,7 @@ func (d *Device) Information() link.Information {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return link.Information{
-		Name: d.netdev.name, Driver: d.driver, Mode: d.obtained.rung.String(),
+		Name: d.name(), Driver: d.driver, Mode: d.obtained.rung.String(),
 		ZeroCopy: d.obtained.zeroCopy, MultiBuffer: d.obtained.multiBuffer, NotTaken: slices.Clone(d.obtained.notTaken),
 	}
 }
@@ -246,8 +252,11 @@ func (d *Device) MTU() (int, error) {
 
 // Speed asks the driver for the speed of the link.
 func (d *Device) Speed() (megabits int) {
+	if d.refresh() != nil { // the driver is asked by the name of the network device, which may be new
+		return 0
+	}
 	_ = d.netdev.do(func(*netlink.Handle) error {
-		megabits = speed(d.netdev.control, d.netdev.name)
+		megabits = speed(d.netdev.control, d.name())
 		return nil
 	})
 	return megabits

@@ -30,7 +30,7 @@ type queue struct {
 	socket   atomic.Pointer[xsk.Socket]
 	next     atomic.Pointer[xsk.Socket] // what Renew puts to use; nil for nothing
 	newest   *xsk.Socket                // either of them; for whoever calls prepare
-	name     string                     // of the network device
+	name     *atomic.Pointer[string]    // present name of the network device
 	closing  *atomic.Bool
 	received [receiveBatch]xsk.Frame
 
@@ -49,7 +49,7 @@ type queue struct {
 	closers sync.WaitGroup // of sockets that are in use no more
 }
 
-func newQueue(socket *xsk.Socket, name string, closing *atomic.Bool) *queue {
+func newQueue(socket *xsk.Socket, name *atomic.Pointer[string], closing *atomic.Bool) *queue {
 	q := &queue{name: name, closing: closing, newest: socket, counted: []*xsk.Socket{socket}, details: map[string]uint64{}}
 	q.socket.Store(socket)
 	return q
@@ -145,7 +145,7 @@ func (q *queue) Kick() error {
 	case err != nil:
 		return q.explain(err)
 	case result == xsk.KickNoBuffers:
-		return fmt.Errorf("%s: %w", q.name, errNoMemory)
+		return fmt.Errorf("%s: %w", *q.name.Load(), errNoMemory)
 	}
 	return nil
 }
@@ -158,11 +158,11 @@ func (q *queue) explain(err error) error {
 	case q.closing.Load():
 		return link.ErrClosed
 	case errors.Is(err, xsk.ErrDown):
-		return fmt.Errorf("%w: %s: %w", link.ErrDown, q.name, err)
+		return fmt.Errorf("%w: %s: %w", link.ErrDown, *q.name.Load(), err)
 	case errors.Is(err, xsk.ErrClosed):
-		return fmt.Errorf("%w: %s was deleted or has left its namespace: %w", link.ErrDown, q.name, err)
+		return fmt.Errorf("%w: %s was deleted or has left its namespace: %w", link.ErrDown, *q.name.Load(), err)
 	}
-	return fmt.Errorf("%s: %w", q.name, err)
+	return fmt.Errorf("%s: %w", *q.name.Load(), err)
 }
 
 func (q *queue) FD() int {

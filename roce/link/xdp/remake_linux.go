@@ -4,7 +4,7 @@ package xdp
 // back with it.
 //
 // Life of such a device: netlink says that it is gone, so the program is taken off it and whoever asks gets link.ErrDown. When
-// one of the same name is there and up, the program, with all that it knows of QPNs, is attached to it and new sockets are bound.
+// the same one is there again and up (see identity_linux.go), the program, with all that it knows of QPNs, is attached to it and new sockets are bound.
 // The queues put these to use when whoever watches calls Renew. All this happens on the goroutine of the watcher, which is the
 // only one that changes Device.gone and the index of the network device.
 
@@ -57,7 +57,7 @@ func (d *Device) bound() bool {
 	return true
 }
 
-// remake serves a network device of the same name, if there is one that is up.
+// remake serves the network device that has come back, if it is up.
 func (d *Device) remake() {
 	if d.home == nil {
 		return
@@ -69,8 +69,15 @@ func (d *Device) remake() {
 			d.tell(link.ChangedQueues | link.ChangedPort | link.ChangedWays)
 			return
 		}
-		if errors.Is(err, ErrNoDevice) || errors.Is(err, link.ErrDown) {
-			return // netlink tells when that is over
+		switch {
+		case errors.Is(err, errStranger):
+			d.refuse(err)
+			return
+		case errors.Is(err, ErrNoDevice):
+			d.refuse(nil)
+			return
+		case errors.Is(err, link.ErrDown):
+			return
 		}
 		if try == remakesBeforeLog {
 			slog.Warn("network device came back and cannot be served", "device", d.netdev.name, "error", err)
@@ -84,6 +91,22 @@ func (d *Device) remake() {
 	}
 }
 
+// refuse notes that what has the name of the network device now is another one, or, with nil, that nothing has it. The log tells
+// once of each.
+func (d *Device) refuse(why error) {
+	reason := errGone(d.name())
+	if why != nil {
+		reason = fmt.Errorf("%w: %w", reason, why)
+	}
+	d.mu.Lock()
+	known := d.gone.Error() == reason.Error()
+	d.setGone(reason)
+	d.mu.Unlock()
+	if why != nil && !known {
+		slog.Warn("another network device has the name of the one that went", "device", d.name(), "error", why)
+	}
+}
+
 // serveAgain does what open does, in the namespace of the network device, with the same program and queues.
 func (d *Device) serveAgain() error {
 	attributes, err := d.netdev.find(d.netdev.name)
@@ -91,6 +114,9 @@ func (d *Device) serveAgain() error {
 		return err
 	}
 	if err := suitable(attributes); err != nil {
+		return err
+	}
+	if err := d.was.recognises(d.netdev.identify(attributes)); err != nil {
 		return err
 	}
 	receive, transmit, err := xsk.ChannelCount(attributes.Index)

@@ -62,9 +62,11 @@ func (r *remaker) bring(queues int, prepare func()) {
 	p := r.pair
 	require.NoError(r.t, p.A.Namespace.Do(func() error {
 		attributes := netlink.NewLinkAttrs()
+		attributes.HardwareAddr = p.A.HardwareAddr
 		attributes.Name, attributes.NumRxQueues, attributes.NumTxQueues = p.A.Name, queues, queues
 		veth := netlink.NewVeth(attributes)
 		veth.PeerName, veth.PeerNamespace = p.B.Name, netlink.NsFd(p.B.Namespace.FD())
+		veth.PeerHardwareAddr = p.B.HardwareAddr
 		return netlink.LinkAdd(veth)
 	}))
 	for _, e := range []*netlab.End{&p.A, &p.B} {

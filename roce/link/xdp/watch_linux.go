@@ -139,7 +139,7 @@ func (d *Device) differs() bool {
 	defer d.mu.Unlock()
 	now, before := d.state, d.told
 	d.told = now
-	return now.mac != before.mac || now.mtu != before.mtu || (now.down == nil) != (before.down == nil) ||
+	return now.name != before.name || now.mac != before.mac || now.mtu != before.mtu || (now.down == nil) != (before.down == nil) ||
 		!slices.Equal(now.addresses, before.addresses)
 }
 

@@ -129,8 +129,14 @@ func (t *Table) settled(index uint32) *Allocation {
 func (a *Allocation) set(next *Region) {
 	old := a.region
 	a.region = next
+	if old != nil && old.owner != nil {
+		delete(old.owner.windows, a)
+	}
 	if next != nil {
 		a.key = next.key
+		if next.owner != nil {
+			next.owner.windows[a] = struct{}{}
+		}
 	}
 	if old == nil {
 		a.table.slot(a.index).Store(next)

@@ -111,6 +111,8 @@ type Domain struct{ _ byte }
 // with the same number is another one.
 type Principal struct {
 	Domain *Domain
+
+	windows map[*Allocation]struct{} // the type 2 windows that it has bound; guarded by the table's mutex
 }
 
 // Kind is what a key stands for.

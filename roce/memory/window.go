@@ -68,9 +68,26 @@ func (t *Table) newWindow(p *Principal, kind Kind, b Bind) (*Region, Fault) {
 	}
 	if kind == KindWindow2 {
 		window.owner = p
+		if p.windows == nil {
+			p.windows = make(map[*Allocation]struct{})
+		}
 	}
 	if access&ZeroBased != 0 {
 		window.start = 0
 	}
 	return window, FaultNone
+}
+
+// InvalidateWindows makes the type 2 windows that p's queue pair has bound free, since its connection ends: the peer of the next one
+// must not find what was meant for this one. When it returns, no access through their keys is under way and none will begin.
+func (u *User) InvalidateWindows(p *Principal) {
+	t := u.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(p.windows) > 0 {
+		for a := range p.windows {
+			a.set(nil) // it is settled: whoever changes a window takes it out of the list first
+			break      // the mutex was released meanwhile
+		}
+	}
 }

@@ -228,6 +228,7 @@ func (q *QP) Fail(now Time, status queue.WCStatus) {
 // completion, as ibv_modify_qp(3) has it.
 func (q *QP) reset() {
 	q.engine.Remove(q)
+	q.engine.memory.InvalidateWindows(q.principal)
 	q.requester.reset(&q.config)
 	q.responder.reset(&q.config)
 	q.attrs = Attributes{}

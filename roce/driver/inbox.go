@@ -2,6 +2,7 @@ package driver
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/loop"
@@ -12,9 +13,36 @@ import (
 // loopback. Its producer is whoever drives the one, its consumer whoever drives the other, so that no shard waits for
 // another's lock or buffers. A frame that came from the network is dropped when the inbox is full, as the network may; a queue
 // pair on loopback waits instead.
+//
+// What came from the network is checked before it is handed over: its ICRC, and that it is between the addresses of the queue
+// pair's connection. Packets with forged addresses get that far, so no queue pair may fill an inbox that others share.
 type inbox struct {
 	from, to *Shard
 	ring     loop.Ring
+	// held is how many frames of each QP, by the offset of its number, were handed over and wait. The producer makes it with the first
+	// frame, and the consumer, who takes one off, does not look before there is one.
+	held *[1 << qpnBits]atomic.Int32
+}
+
+// inboxShare bounds the frames of one QP in an inbox to so many times the slots that are free: 96 of 128 for one that is alone,
+// which is more than a window of 64, and 55 each for two. However many fill it up, another one finds a slot.
+const inboxShare = 3
+
+// put copies a frame from the network for the QP of a number into the inbox, if there is room for it.
+func (b *inbox) put(offset roce.QPN, segments [][]byte) bool {
+	if b.held == nil {
+		b.held = new([1 << qpnBits]atomic.Int32)
+	}
+	held, free := &b.held[offset], loop.Slots-b.ring.Waiting()
+	if int(held.Load()) >= inboxShare*free {
+		return false
+	}
+	held.Add(1)
+	if b.ring.Put(segments) {
+		return true
+	}
+	held.Add(-1)
+	return false
 }
 
 // inboxFrom returns the shard's inbox for frames from another one. Those from shards of its own device exist from the
@@ -98,7 +126,12 @@ func (s *Shard) drainInboxes(now transport.Time) {
 func (s *Shard) receiveInbox(now transport.Time, b *inbox) {
 	var q *QP
 	segments := b.ring.Front()
-	reason := s.packet.Parse(segments)
+	reason := s.packet.ParseHeaders(segments)
+	if reason == roce.DropNone && b.ring.Copied() { // whoever handed it over has checked its ICRC
+		b.held[s.packet.DestinationQPN-s.device.numbers.base].Add(-1)
+	} else if reason == roce.DropNone {
+		reason = s.packet.CheckICRC(segments)
+	}
 	if reason == roce.DropNone {
 		q = s.device.numbers.find(s.packet.DestinationQPN)
 		switch {

@@ -280,7 +280,7 @@ func TestLastFramesOfAClosedDevice(t *testing.T) {
 	b.connect(t, b.qp, a, a.qp.number)
 	sa, sb := a.device.shards[0], b.device.shards[0]
 	var more []*QP
-	for range 3 {
+	for range 5 {
 		q := b.newQP(t)
 		b.connect(t, q, a, a.qp.number)
 		defer func() { require.NoError(t, q.Close()) }()

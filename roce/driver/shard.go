@@ -291,14 +291,15 @@ func (s *Shard) turn() (r turnResult) {
 func (s *Shard) receive(now transport.Time, segments [][]byte) {
 	q, reason := s.lookUp(segments)
 	if reason == roce.DropNone {
-		switch {
-		case s.has(q):
-			// Nothing may change because of a packet whose ICRC is wrong.
-			reason = s.packet.CheckICRC(segments)
-		case s.handOver(q, segments):
-			s.engine.Counters().HandedOver++
-			return
-		default:
+		// Nothing may change because of a packet whose ICRC is wrong, and none takes a place in an inbox.
+		reason = s.packet.CheckICRC(segments)
+	}
+	if reason == roce.DropNone && !s.has(q) {
+		if reason = q.expects(&s.packet); reason == roce.DropNone {
+			if s.handOver(q, segments) {
+				s.engine.Counters().HandedOver++
+				return
+			}
 			reason = roce.DropInboxFull
 		}
 	}

@@ -9,16 +9,17 @@ package loop
 import "sync/atomic"
 
 const (
-	// Slots is how many frames a Ring holds: two receive batches or emit budgets of the driver. It is not measured.
-	Slots = 64
+	// Slots is how many frames a Ring holds: the window of a queue pair, 64, is at most three quarters of it, which is what one queue pair
+	// may hold of an inbox (roce/driver). It is not measured.
+	Slots = 128
 	// FrameSize is the longest frame in bytes: path MTU 4096 and all headers are less than 4200.
 	FrameSize = 4352
 )
 
-// Ring is a bounded queue of frames; the zero value is empty and ready. Its memory, 280 KiB, is made when first used.
+// Ring is a bounded queue of frames; the zero value is empty and ready. Its memory, 560 KiB, is made when first used.
 //
 // One goroutine at a time is the producer and may call Buffer, Commit and Put; one at a time, another or the same, is the
-// consumer and may call Front, Release and Starved. Waiting may be called by anybody.
+// consumer and may call Front, Copied, Release and Starved. Waiting may be called by anybody.
 type Ring struct {
 	slots    atomic.Pointer[[Slots]slot]
 	produced atomic.Uint32
@@ -28,6 +29,7 @@ type Ring struct {
 
 type slot struct {
 	length   int
+	copied   bool      // it came by Put
 	segments [1][]byte // the consumer's
 	bytes    [FrameSize]byte
 }
@@ -62,8 +64,13 @@ func (r *Ring) Buffer() []byte {
 
 // Commit hands over the first length bytes of the slot that Buffer returned last.
 func (r *Ring) Commit(length int) {
+	r.commit(length, false)
+}
+
+func (r *Ring) commit(length int, copied bool) {
 	at := r.produced.Load()
-	r.slots.Load()[at%Slots].length = length
+	slot := &r.slots.Load()[at%Slots]
+	slot.length, slot.copied = length, copied
 	r.produced.Store(at + 1)
 }
 
@@ -80,7 +87,7 @@ func (r *Ring) Put(segments [][]byte) bool {
 		}
 		length += copy(free.bytes[length:], piece)
 	}
-	r.Commit(length)
+	r.commit(length, true)
 	return true
 }
 
@@ -96,6 +103,9 @@ func (r *Ring) Front() [][]byte {
 	oldest.segments[0] = oldest.bytes[:oldest.length]
 	return oldest.segments[:]
 }
+
+// Copied says whether the oldest frame came by Put. The ring must not be empty.
+func (r *Ring) Copied() bool { return r.slots.Load()[r.consumed.Load()%Slots].copied }
 
 // Release gives the slot of the oldest frame back. The ring must not be empty.
 func (r *Ring) Release() { r.consumed.Add(1) }

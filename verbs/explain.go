@@ -59,6 +59,9 @@ func (q *QP) Explain(wc WC) string {
 		cause = q.lossCause(a.PathMTU, av, cause)
 		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
 			cause = "the port of " + q.pd.device.Name() + " is down"
+		} else if i := q.pd.device.Information(); i.QueuesAdded > 0 {
+			cause = fmt.Sprintf("%s got %d receive queues (ethtool -L) after it was opened, and packets that come in there are lost: "+
+				"open it anew, or take them away; or else %s", i.Name, i.QueuesAdded, cause)
 		}
 	}
 	if cause != "" {

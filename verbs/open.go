@@ -49,7 +49,8 @@ type Options struct {
 	// (ethtool -l). Packets that come in at another queue go to the kernel, counted as pass_no_socket in Snapshot.Steering: the queue
 	// pairs that they are for get nothing, and their peers end with WCRetryExcErr. So the network device has to bring them to the
 	// used queues: a NIC with a table for its hash (ethtool -X DEV equal N), veth if the peer uses no more queues than this.
-	// Queues that are added later (ethtool -L) are used after the device was opened again.
+	// Queues that are added later (ethtool -L) are used after the device was opened again. Until then what comes in there is lost, and not
+	// counted where the driver runs no program on them: Information.QueuesAdded, Explain and the log tell of them.
 	Queues int
 	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int

@@ -271,7 +271,7 @@ var troubles = []string{
 	"retry_exceeded_err", "retry_rnr_exceeded_err", "dropped_cqe",
 }
 
-const noSocket = "pass_no_socket"
+const noSocket, queuesAdded = "pass_no_socket", "queues_added"
 
 // table is what a terminal shows.
 func table(list []statReport) string {
@@ -295,9 +295,11 @@ func table(list []statReport) string {
 				found = append(found, fmt.Sprintf("%s %d", name, n))
 			}
 		}
-		// Packets that were for this process, at a queue of the network device that it does not use.
-		if n := r.now.Steering[noSocket]; n > 0 {
-			found = append(found, fmt.Sprintf("%s %d", noSocket, n))
+		// Packets that were for this process, at a queue of the network device that it does not use, and queues where nobody counts them.
+		for _, name := range []string{noSocket, queuesAdded} {
+			if n := r.now.Steering[name]; n > 0 {
+				found = append(found, fmt.Sprintf("%s %d", name, n))
+			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(r.now.Counters.Drops)) {
 			found = append(found, fmt.Sprintf("drop %s %d", name, r.now.Counters.Drops[name]))

@@ -38,7 +38,7 @@ func TestStatReports(t *testing.T) {
 		observed("b", 2, driver.Counts{"sent_pkts": 5}, nil),  // another device since
 		observed("c", 12, driver.Counts{"sent_pkts": 5}, nil), // a new one
 	}
-	now[0].snapshot.Steering = driver.Counts{"redirected": 9, noSocket: 2}
+	now[0].snapshot.Steering = driver.Counts{"redirected": 9, noSocket: 2, queuesAdded: 1}
 	list := reports(before, now)
 	require.Len(t, list, 1)
 	require.InDelta(t, 2, list[0].Seconds, 1e-9)
@@ -51,6 +51,7 @@ func TestStatReports(t *testing.T) {
 		"DEVICE               PID MODE             QPS  SENT pkt/s     Mbit/s  RCVD pkt/s     Mbit/s RESENT/s  DROPS/s",
 		"eth0                   7 native+frags       3         100        2.0           0        4.0        4        2",
 		"  pass_no_socket 2",
+		"  queues_added 1",
 		"  drop icrc_bad 1",
 		"  drop qp_state 4",
 		"",
@@ -79,7 +80,7 @@ func TestStatReports(t *testing.T) {
 	for range 2 { // the second time it goes up as far as the first time
 		out.Reset()
 		require.NoError(t, show(list))
-		require.Equal(t, "\x1b[5A\r\x1b[J\x1b[?7l"+table(list)+"\x1b[?7h", out.String())
+		require.Equal(t, "\x1b[6A\r\x1b[J\x1b[?7l"+table(list)+"\x1b[?7h", out.String())
 	}
 }
 

@@ -143,6 +143,8 @@ type Information struct {
 	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
 	// "zero copy: ...".
 	NotTaken []string
+	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are not received.
+	QueuesAdded int
 }
 
 // Device is a port: an Ethernet address, some IP addresses, and queues. Except for the data-path calls on

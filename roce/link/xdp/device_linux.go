@@ -40,6 +40,7 @@ type Device struct {
 	watcher *watcher
 
 	delivery delivery
+	added    added
 
 	closing atomic.Bool
 	changed atomic.Pointer[func(link.Change)] // who watches
@@ -127,7 +128,7 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	d.obtained = obtained
+	d.obtained, d.added.opened = obtained, receive
 	for _, socket := range sockets {
 		q := newQueue(socket, &d.label, &d.closing)
 		d.sockets = append(d.sockets, q)
@@ -144,6 +145,7 @@ func (d *Device) open() error {
 	if d.Information().ZeroCopy {
 		d.watchDelivery(deliveryInterval, warnOfDelivery)
 	}
+	d.watchQueues()
 	if isRunning(attributes) {
 		return d.awaitCarrier()
 	}
@@ -226,10 +228,12 @@ func (d *Device) refresh() error {
 func (d *Device) Information() link.Information {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return link.Information{
+	i := link.Information{
 		Name: d.name(), Driver: d.driver, Mode: d.obtained.rung.String(),
 		ZeroCopy: d.obtained.zeroCopy, MultiBuffer: d.obtained.multiBuffer, NotTaken: slices.Clone(d.obtained.notTaken),
 	}
+	d.explainAdded(&i)
+	return i
 }
 
 // HardwareAddr returns the present Ethernet address of the network device.
@@ -332,7 +336,8 @@ func (d *Device) SteeringCounters() ([]SteeringCounter, error) {
 }
 
 // Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred, and
-// "undelivered": the frames that were redirected and that no socket has got.
+// "undelivered": the frames that were redirected and that no socket has got; and "queues_added": the receive queues that came after Open and
+// are not served.
 func (d *Device) Details() map[string]uint64 {
 	counters, err := d.SteeringCounters()
 	if err != nil {
@@ -346,6 +351,9 @@ func (d *Device) Details() map[string]uint64 {
 	}
 	if n := d.undelivered(); n > 0 {
 		m["undelivered"] = n
+	}
+	if n := d.Information().QueuesAdded; n > 0 {
+		m["queues_added"] = uint64(n)
 	}
 	return m
 }
@@ -361,6 +369,7 @@ func (d *Device) Close() error {
 		d.watcher.close()
 	}
 	d.stopDelivery()
+	d.stopQueues()
 	for _, q := range d.sockets {
 		failures = append(failures, q.close())
 	}

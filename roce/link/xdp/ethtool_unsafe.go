@@ -19,6 +19,13 @@ type ethtoolSettings struct {
 	_         [12]byte
 }
 
+// ethtoolChannels is struct ethtool_channels of linux/ethtool.h.
+type ethtoolChannels struct {
+	command                            uint32
+	_                                  [4]uint32 // the largest numbers
+	receive, transmit, other, combined uint32
+}
+
 // ifreq is struct ifreq with a pointer in its union, which has 24 bytes.
 type ifreq struct {
 	name [unix.IFNAMSIZ]byte
@@ -38,4 +45,16 @@ func speed(socket int, device string) int {
 		return int(n)
 	}
 	return 0
+}
+
+// receiveQueues asks the driver how many receive queues are in use (ETHTOOL_GCHANNELS), through a socket of the device's namespace;
+// 0 for a driver that does not tell.
+func receiveQueues(socket int, device string) int {
+	channels := ethtoolChannels{command: unix.ETHTOOL_GCHANNELS}
+	query := ifreq{data: unsafe.Pointer(&channels)}
+	copy(query.name[:unix.IFNAMSIZ-1], device)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&query))); errno != 0 {
+		return 0
+	}
+	return int(channels.receive + channels.combined)
 }

@@ -140,6 +140,7 @@ func (d *Device) serveAgain() error {
 	}
 	d.mu.Lock()
 	d.netdev.index, d.obtained = attributes.Index, obtained
+	d.added.opened, d.added.queues = receive, 0
 	d.gone = nil
 	d.mu.Unlock()
 	if err := d.refresh(); err != nil { // it is gone again, or what is so may be another time

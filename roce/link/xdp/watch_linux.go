@@ -110,6 +110,7 @@ func (d *Device) notice(messages []syscall.NetlinkMessage, lost bool) error {
 		if err = d.refresh(); errors.Is(err, link.ErrDown) {
 			c |= d.lose()
 		}
+		d.countQueues()
 	}
 	if d.differs() {
 		c |= link.ChangedPort

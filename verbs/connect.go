@@ -45,8 +45,13 @@ func (e Endpoint) check() error {
 // ConnectOptions are the choices of a connection; fields that are 0 get a default. Programs that need other values, 0
 // among them, make the three transitions with ModifyQP.
 type ConnectOptions struct {
-	GIDIndex    int
-	Peer        netip.Addr  // where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the route there
+	// GIDIndex chooses the address of this end. 0 means the first one of the device that fits the peer's, link-local or not as
+	// that is: Endpoint goes by Peer, or without it takes the first that is not link-local, and Connect takes the one that
+	// Endpoint has told.
+	GIDIndex int
+	// Peer is the address of the peer where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the
+	// route there, and chooses the address of this end by it.
+	Peer        netip.Addr
 	AccessFlags AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
 	PathMTU     MTU         // the smaller of both ports' by default
 	MaxRDAtomic uint8       // READs that each end has in flight, 16 by default
@@ -75,10 +80,16 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 		return Endpoint{}, err
 	}
 	o.fill()
-	gid, err := q.pd.device.QueryGID(o.GIDIndex)
+	index, gid, err := q.pd.device.chooseGID(o.GIDIndex, o.Peer)
 	if err != nil {
 		return Endpoint{}, err
 	}
+	q.told.Store(uint32(index) + 1)
+	return q.endpoint(gid, o)
+}
+
+// endpoint describes this end with a GID.
+func (q *QP) endpoint(gid GID, o ConnectOptions) (Endpoint, error) {
 	port, err := q.pd.device.QueryPort()
 	if err != nil {
 		return Endpoint{}, err
@@ -90,6 +101,39 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 		mtu = q.pd.device.driver.WayMTU(mtu, gid, roce.GIDFromAddr(o.Peer.WithZone("")))
 	}
 	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
+}
+
+// chooseGID returns the entry of the GID table that a connection uses. Index 0 leaves the choice: the first address that fits a
+// peer's, or, if that is not known, the first that reaches beyond the link.
+func (d *Device) chooseGID(index int, peer netip.Addr) (int, GID, error) {
+	if index != 0 {
+		gid, err := d.QueryGID(index)
+		return index, gid, err
+	}
+	table, err := d.QueryGIDTable()
+	if err != nil {
+		return 0, GID{}, err
+	}
+	found := -1
+	for i, gid := range table {
+		address := gid.Addr()
+		switch {
+		case gid.IsZero():
+		case !peer.IsValid():
+			if found < 0 || table[found].Addr().IsLinkLocalUnicast() && !address.IsLinkLocalUnicast() {
+				found = i
+			}
+		case found < 0 && gid.Is4() == peer.Unmap().Is4() && address.IsLinkLocalUnicast() == peer.IsLinkLocalUnicast():
+			found = i
+		}
+	}
+	switch {
+	case found >= 0:
+		return found, table[found], nil
+	case peer.IsValid():
+		return 0, GID{}, fmt.Errorf("%w: %s has no address of the kind of the peer's, %v: it has %v", ErrNoGID, d.Name(), peer, table)
+	}
+	return 0, GID{}, fmt.Errorf("%w: %s has no address", ErrNoGID, d.Name())
 }
 
 // Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
@@ -107,12 +151,23 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	o.fill()
-	local, err := q.Endpoint(o)
+	if err := remote.check(); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	var gid GID
+	var err error
+	if told := int(q.told.Load()); told != 0 && o.GIDIndex == 0 {
+		o.GIDIndex = told - 1
+		gid, err = q.pd.device.QueryGID(o.GIDIndex)
+	} else {
+		o.GIDIndex, gid, err = q.pd.device.chooseGID(o.GIDIndex, remote.Address)
+	}
 	if err != nil {
 		return err
 	}
-	if err := remote.check(); err != nil {
-		return fmt.Errorf("connect: %w", err)
+	local, err := q.endpoint(gid, o)
+	if err != nil {
+		return err
 	}
 	mtu := o.PathMTU
 	if mtu == 0 {

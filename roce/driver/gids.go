@@ -9,33 +9,68 @@ import (
 )
 
 // gids is the GID table: the addresses that the network device has right now, each at the index where it first
-// appeared. An index never changes its meaning while its address is there; the slot of one that went away is
+// appeared. An index never changes its meaning while its address is there or queue pairs use it; after that the slot is
 // zero until a new address takes it, as in Linux (drivers/infiniband/core/cache.c).
 type gids struct {
 	mu    sync.Mutex
-	table []roce.GID
+	table []gidEntry
+}
+
+type gidEntry struct {
+	gid     roce.GID // zero in a free slot
+	present bool     // the network device has the address now
+	users   int      // queue pairs whose address vector names the index
 }
 
 // update makes the table hold the addresses and returns a copy of it.
 func (g *gids) update(present []roce.GID) []roce.GID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, gid := range g.table {
-		if !slices.Contains(present, gid) {
-			g.table[i] = roce.GID{}
+	for i := range g.table {
+		e := &g.table[i]
+		if e.present = slices.Contains(present, e.gid); !e.present && e.users == 0 {
+			e.gid = roce.GID{}
 		}
 	}
 	for _, gid := range present {
-		if slices.Contains(g.table, gid) {
+		if g.find(gid) >= 0 {
 			continue
 		}
-		if free := slices.Index(g.table, roce.GID{}); free >= 0 {
-			g.table[free] = gid
+		entry := gidEntry{gid: gid, present: true}
+		if free := g.find(roce.GID{}); free >= 0 {
+			g.table[free] = entry
 		} else {
-			g.table = append(g.table, gid)
+			g.table = append(g.table, entry)
 		}
 	}
-	return slices.Clone(g.table)
+	list := make([]roce.GID, len(g.table))
+	for i, e := range g.table {
+		if e.present {
+			list[i] = e.gid
+		}
+	}
+	return list
+}
+
+func (g *gids) find(gid roce.GID) int {
+	return slices.IndexFunc(g.table, func(e gidEntry) bool { return e.gid == gid })
+}
+
+// hold makes an index keep its meaning until release. It fails if the index means another GID by now.
+func (g *gids) hold(index int, gid roce.GID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if index >= len(g.table) || g.table[index].gid != gid {
+		return false
+	}
+	g.table[index].users++
+	return true
+}
+
+func (g *gids) release(index int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.table[index].users-- // whoever looks at the table next frees the slot if the address is gone
 }
 
 // GIDs returns the GID table as it is now. Slots without an address are zero.

@@ -52,9 +52,10 @@ type QP struct {
 	ends   atomic.Pointer[ends]
 	fatal  bool // EventQPFatal was raised; guarded by the shard's lock
 
-	closed  atomic.Bool
-	control sync.Mutex // held by Modify and Close while they change something
-	vector  AddressVector
+	closed   atomic.Bool
+	control  sync.Mutex // held by Modify and Close while they change something
+	vector   AddressVector
+	holdsGID bool // the index in vector is held
 
 	sendMu  sync.Mutex
 	send    *queue.Producer
@@ -278,11 +279,18 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if within != nil {
 		loop = &loopback{device: within, peer: remote}
 	}
+	if mask&transport.MaskAV != 0 && !q.device.gids.hold(av.SGIDIndex, attributes.Path.Source) {
+		return fmt.Errorf("%w: the address of index %d, %v, has just gone", ErrNoGID, av.SGIDIndex, attributes.Path.Source)
+	}
 	if err := q.modify(&attributes, mask, loop); err != nil {
+		if mask&transport.MaskAV != 0 {
+			q.device.gids.release(av.SGIDIndex)
+		}
 		return err
 	}
 	if mask&transport.MaskAV != 0 {
-		q.vector = *av
+		q.releaseGID()
+		q.vector, q.holdsGID = *av, true
 		if q.device.follower.generation.Load() != generation {
 			q.device.note(link.ChangedPort | link.ChangedWays) // while nobody knew of the new way yet
 		}
@@ -358,9 +366,21 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	if q.closed.Load() {
 		q.belong(nil, home)
 	}
+	ended := err == nil && q.transport.State() == transport.StateReset
 	home.unlock()
+	if ended {
+		q.releaseGID()
+	}
 	home.drive(driveBriefly) // what the change made ready to send
 	return err
+}
+
+// releaseGID gives back the index of the GID table that the address vector names. The caller holds control.
+func (q *QP) releaseGID() {
+	if q.holdsGID {
+		q.device.gids.release(q.vector.SGIDIndex)
+		q.holdsGID = false
+	}
 }
 
 func (q *QP) destination() roce.QPN {

@@ -91,7 +91,7 @@ func open(name string, o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: &hops{macs: map[netip.Addr]roce.MAC{}}}, network: networkOfThread()}
+	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: newHops()}, network: networkOfThread()}
 	d.home, _ = netns.Open(namespaceOfThread)
 	d.setName(name)
 	if err := d.open(); err != nil {

@@ -42,15 +42,25 @@ type resolver struct {
 	hops  *hops
 }
 
-// hops are the neighbours that were asked for, with the Ethernet address that was answered last; zero is none.
+// hops are the neighbours that were asked for, with the Ethernet address that was answered last; zero is none. Peers name them, so
+// their number is bounded. Changes of one that has been forgotten are not noticed: a queue pair that it concerns has it asked for again
+// when it has been silent for two ACK timeouts.
 type hops struct {
 	mu   sync.Mutex
 	macs map[netip.Addr]roce.MAC
+	// order has the addresses in macs, the one that came in first at the front.
+	order []netip.Addr
 }
+
+// mostHops is how many next hops are kept, as many as a device has QPs, at some 100 bytes each.
+const mostHops = 1 << 14
+
+func newHops() *hops { return &hops{macs: make(map[netip.Addr]roce.MAC)} }
 
 func (h *hops) answered(neighbour netip.Addr, mac roce.MAC) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.keep(neighbour)
 	h.macs[neighbour] = mac
 }
 
@@ -58,9 +68,20 @@ func (h *hops) answered(neighbour netip.Addr, mac roce.MAC) {
 func (h *hops) asked(neighbour netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, known := h.macs[neighbour]; !known {
-		h.macs[neighbour] = roce.MAC{}
+	h.keep(neighbour)
+}
+
+// keep makes a neighbour one of those that are kept.
+func (h *hops) keep(neighbour netip.Addr) {
+	if _, known := h.macs[neighbour]; known {
+		return
 	}
+	if len(h.order) == mostHops {
+		delete(h.macs, h.order[0])
+		h.order = h.order[1:]
+	}
+	h.macs[neighbour] = roce.MAC{}
+	h.order = append(h.order, neighbour)
 }
 
 func addressOfNeighbour(entry *netlink.Neigh) netip.Addr {

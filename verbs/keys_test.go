@@ -238,7 +238,7 @@ func TestWindowsHoldRegions(t *testing.T) {
 	region, err := a.pd.RegMR(make([]byte, 100), everyAccess)
 	require.NoError(t, err)
 	var windows []*verbs.MW
-	for _, kind := range []verbs.MWType{verbs.MWType1, verbs.MWType2, verbs.MWType1} {
+	for _, kind := range []verbs.MWType{verbs.MWType1, verbs.MWType1, verbs.MWType2} {
 		w, err := a.pd.AllocMW(kind)
 		require.NoError(t, err)
 		windows = append(windows, w)
@@ -281,6 +281,8 @@ func TestWindowsHoldRegions(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, write(windows[0].RKey()))
 		require.Equal(t, verbs.WCRemAccessErr, write(old))
 		require.NoError(t, reconnect(a, b))
+		held("2") // RESET has made the type 2 window free
+		bind(windows[2], 20)
 		held("3")
 	}
 	old := windows[0].RKey()
@@ -288,14 +290,17 @@ func TestWindowsHoldRegions(t *testing.T) {
 	held("2")
 	require.Equal(t, verbs.WCRemAccessErr, write(old))
 	require.NoError(t, reconnect(a, b))
-	require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: windows[1].RKey()}).Status)
 	held("1")
-	require.Equal(t, verbs.WCRemAccessErr, write(windows[1].RKey()))
-	require.ErrorIs(t, a.pd.Dealloc(), verbs.ErrInUse)
-	require.NoError(t, windows[2].Dealloc())
+	bind(windows[2], 20)
+	held("2")
+	require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{Opcode: verbs.WRLocalInv, InvalidateRKey: windows[2].RKey()}).Status)
+	held("1")
 	require.Equal(t, verbs.WCRemAccessErr, write(windows[2].RKey()))
+	require.ErrorIs(t, a.pd.Dealloc(), verbs.ErrInUse)
+	require.NoError(t, windows[1].Dealloc())
+	require.Equal(t, verbs.WCRemAccessErr, write(windows[1].RKey()))
 	require.NoError(t, region.Dereg())
-	for _, w := range windows[:2] {
+	for _, w := range []*verbs.MW{windows[0], windows[2]} {
 		require.NoError(t, w.Dealloc())
 		require.ErrorIs(t, w.Dealloc(), verbs.ErrClosed)
 	}

@@ -104,7 +104,7 @@ func (e *Engine) Ready(qp *QP) {
 		return
 	}
 	qp.ready = true
-	qp.readyNext = nil
+	qp.readyPrevious, qp.readyNext = e.readyTail, nil
 	if e.readyTail == nil {
 		e.readyHead = qp
 	} else {
@@ -115,12 +115,23 @@ func (e *Engine) Ready(qp *QP) {
 
 func (e *Engine) popReady() *QP {
 	qp := e.readyHead
-	e.readyHead = qp.readyNext
-	if e.readyHead == nil {
-		e.readyTail = nil
-	}
-	qp.ready, qp.readyNext = false, nil
+	e.unready(qp)
 	return qp
+}
+
+// unready takes a QP out of the list of those that are ready.
+func (e *Engine) unready(qp *QP) {
+	if qp.readyPrevious == nil {
+		e.readyHead = qp.readyNext
+	} else {
+		qp.readyPrevious.readyNext = qp.readyNext
+	}
+	if qp.readyNext == nil {
+		e.readyTail = qp.readyPrevious
+	} else {
+		qp.readyNext.readyPrevious = qp.readyPrevious
+	}
+	qp.ready, qp.readyNext, qp.readyPrevious = false, nil, nil
 }
 
 // Idle says that no QP is ready: Emit would do nothing.
@@ -206,17 +217,8 @@ func (e *Engine) Release(qp *QP) {
 		e.timers.remove(qp)
 	}
 	e.leaveFlight(qp)
-	if !qp.ready {
-		return
-	}
-	keep := e.readyHead
-	e.readyHead, e.readyTail = nil, nil
-	for keep != nil {
-		other := keep
-		keep, other.ready = other.readyNext, false
-		if other != qp {
-			e.Ready(other)
-		}
+	if qp.ready {
+		e.unready(qp)
 	}
 }
 

@@ -59,10 +59,10 @@ type QP struct {
 	template  roce.HeaderTemplate
 	mtu       uint64 // path MTU in bytes
 
-	ready     bool
-	readyNext *QP
-	timer     timer
-	flying    flying
+	ready                    bool
+	readyNext, readyPrevious *QP // in the engine's list
+	timer                    timer
+	flying                   flying
 
 	requester requester
 	responder responder

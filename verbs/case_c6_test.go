@@ -75,6 +75,12 @@ func TestCase_C6(t *testing.T) {
 func TestCase_C6_Refused(t *testing.T) {
 	a, b := partners(t) // for 100 bytes
 	foreign := b.mr.SGE(0, 8)
+	for foreign.LKey == a.mr.LKey() { // another device may have the same keys
+		mr, err := b.pd.RegMR(b.mr.Bytes(), allAccess)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, mr.Dereg()) })
+		foreign = mr.SGE(0, 8)
+	}
 	beyond := a.mr.SGE(4090, 8)
 	for name, c := range map[string]struct {
 		list []verbs.SGE

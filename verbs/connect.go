@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/roce"
@@ -45,9 +46,10 @@ func (e Endpoint) check() error {
 // ConnectOptions are the choices of a connection; fields that are 0 get a default. Programs that need other values, 0
 // among them, make the three transitions with ModifyQP.
 type ConnectOptions struct {
-	// GIDIndex chooses the address of this end. 0 means the first one of the device that fits the peer's, link-local or not as
-	// that is: Endpoint goes by Peer, or without it takes the first that is not link-local, and Connect takes the one that
-	// Endpoint has told.
+	// Address is the address of this end, one that the device has, and GIDIndex names it by its place in the GID table instead, if it
+	// is not 0. Without either it fits the peer's: Endpoint goes by Peer, or without it takes the first address that is not
+	// link-local, IPv4 before IPv6, and Connect takes the one that Endpoint has told.
+	Address  netip.Addr
 	GIDIndex int
 	// Peer is the address of the peer where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the
 	// route there, and chooses the address of this end by it.
@@ -80,11 +82,11 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 		return Endpoint{}, err
 	}
 	o.fill()
-	index, gid, err := q.pd.device.chooseGID(o.GIDIndex, o.Peer)
+	_, gid, err := q.pd.device.chooseGID(&o, o.Peer)
 	if err != nil {
 		return Endpoint{}, err
 	}
-	q.told.Store(uint32(index) + 1)
+	q.told.Store(&gid)
 	return q.endpoint(gid, o)
 }
 
@@ -103,38 +105,65 @@ func (q *QP) endpoint(gid GID, o ConnectOptions) (Endpoint, error) {
 	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
 }
 
-// chooseGID returns the entry of the GID table that a connection uses. Index 0 leaves the choice: the first address that fits a
-// peer's, or, if that is not known, the first that reaches beyond the link.
-func (d *Device) chooseGID(index int, peer netip.Addr) (int, GID, error) {
-	if index != 0 {
-		gid, err := d.QueryGID(index)
-		return index, gid, err
-	}
+// chooseGID returns the entry of the GID table that a connection uses. Without a choice in the options it goes by the peer's address: it
+// is the one from which the kernel would send there, or the first of its kind. If the peer is not known it is the first
+// that reaches beyond the link, IPv4 before IPv6.
+func (d *Device) chooseGID(o *ConnectOptions, peer netip.Addr) (int, GID, error) {
 	table, err := d.QueryGIDTable()
 	if err != nil {
 		return 0, GID{}, err
 	}
-	found := -1
-	for i, gid := range table {
+	if o.Address.IsValid() {
+		return d.findGID(table, roce.GIDFromAddr(o.Address.WithZone("")))
+	}
+	if o.GIDIndex != 0 {
+		gid, err := d.QueryGID(o.GIDIndex)
+		return o.GIDIndex, gid, err
+	}
+	best, found := 0, -1
+	rate := func(gid GID) int {
 		address := gid.Addr()
 		switch {
 		case gid.IsZero():
-		case !peer.IsValid():
-			if found < 0 || table[found].Addr().IsLinkLocalUnicast() && !address.IsLinkLocalUnicast() {
-				found = i
-			}
-		case found < 0 && gid.Is4() == peer.Unmap().Is4() && address.IsLinkLocalUnicast() == peer.IsLinkLocalUnicast():
-			found = i
+			return 0
+		case peer.IsValid() && (gid.Is4() != peer.Unmap().Is4() || address.IsLinkLocalUnicast() != peer.IsLinkLocalUnicast()):
+			return 0
+		case !peer.IsValid() && address.IsLinkLocalUnicast():
+			return 1
+		case !peer.IsValid() && !gid.Is4():
+			return 2
+		}
+		return 3
+	}
+	for i, gid := range table {
+		if r := rate(gid); r > best {
+			best, found = r, i
 		}
 	}
 	switch {
-	case found >= 0:
-		return found, table[found], nil
+	case found < 0 && peer.IsValid():
+		return 0, GID{}, fmt.Errorf("%w: %s has no address of the kind of the peer's, %v: it has %v", ErrNoGID, d.Name(), peer, present(table))
+	case found < 0:
+		return 0, GID{}, fmt.Errorf("%w: %s has no address", ErrNoGID, d.Name())
 	case peer.IsValid():
-		return 0, GID{}, fmt.Errorf("%w: %s has no address of the kind of the peer's, %v: it has %v", ErrNoGID, d.Name(), peer, table)
+		if source := d.driver.SourceTowards(roce.GIDFromAddr(peer.WithZone(""))); !source.IsZero() {
+			if i := slices.Index(table, source); i >= 0 {
+				found = i
+			}
+		}
 	}
-	return 0, GID{}, fmt.Errorf("%w: %s has no address", ErrNoGID, d.Name())
+	return found, table[found], nil
 }
+
+func (d *Device) findGID(table []GID, gid GID) (int, GID, error) {
+	if i := slices.Index(table, gid); i >= 0 && !gid.IsZero() {
+		return i, gid, nil
+	}
+	return 0, gid, fmt.Errorf("%w: %s does not have %v: it has %v", ErrNoGID, d.Name(), gid, present(table))
+}
+
+// present leaves out the free slots of a GID table.
+func present(table []GID) []GID { return slices.DeleteFunc(slices.Clone(table), GID.IsZero) }
 
 // Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
 // remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The path MTU is the smaller
@@ -154,14 +183,10 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	if err := remote.check(); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	var gid GID
-	var err error
-	if told := int(q.told.Load()); told != 0 && o.GIDIndex == 0 {
-		o.GIDIndex = told - 1
-		gid, err = q.pd.device.QueryGID(o.GIDIndex)
-	} else {
-		o.GIDIndex, gid, err = q.pd.device.chooseGID(o.GIDIndex, remote.Address)
+	if told := q.told.Load(); told != nil && o.GIDIndex == 0 && !o.Address.IsValid() {
+		o.Address = told.Addr()
 	}
+	index, gid, err := q.pd.device.chooseGID(&o, remote.Address)
 	if err != nil {
 		return err
 	}
@@ -186,7 +211,7 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 				State: StateRTR, PathMTU: mtu, DestQPN: remote.QPN, RQPSN: remote.PSN,
 				MaxDestRDAtomic: o.MaxRDAtomic, MinRNRTimer: o.MinRNRTimer,
 				AH: AHAttr{
-					DGID: roce.GIDFromAddr(remote.Address), SGIDIndex: o.GIDIndex,
+					DGID: roce.GIDFromAddr(remote.Address), SGIDIndex: index,
 					TrafficClass: o.TrafficClass, FlowLabel: o.FlowLabel,
 				},
 			},

@@ -26,6 +26,14 @@ func gidDevices(t *testing.T, a, b []netip.Addr) (devices [2]*verbs.Device, link
 	return devices, links
 }
 
+// gidOf is the GID that a queue pair sends from.
+func gidOf(t *testing.T, e *end) verbs.GID {
+	t.Helper()
+	gid, err := e.device.QueryGID(e.qp.QueryQP().AH.SGIDIndex)
+	require.NoError(t, err)
+	return gid
+}
+
 func addresses(texts ...string) (list []netip.Addr) {
 	for _, text := range texts {
 		list = append(list, netip.MustParseAddr(text))
@@ -105,4 +113,38 @@ func TestDefaultGID(t *testing.T) {
 	_, err = a.qp.Endpoint(verbs.ConnectOptions{Peer: netip.MustParseAddr("10.0.0.2")})
 	require.ErrorIs(t, err, verbs.ErrNoGID)
 	require.ErrorContains(t, err, "no address of the kind of the peer's, 10.0.0.2")
+}
+
+// TestToldGID: the address that Endpoint has told stays the one of the connection, whatever becomes of its place in the table.
+func TestToldGID(t *testing.T) {
+	devices, links := gidDevices(t, addresses("10.0.0.1"), addresses("10.0.0.2"))
+	a, b := newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 64), verbs.QPCap{})
+	ea, err := a.qp.Endpoint(verbs.ConnectOptions{})
+	require.NoError(t, err)
+	eb, err := b.qp.Endpoint(verbs.ConnectOptions{})
+	require.NoError(t, err)
+	links[0].SetAddresses(addresses("10.0.0.7")...)
+	_, err = devices[0].QueryGIDTable()
+	require.NoError(t, err)
+	err = a.qp.Connect(t.Context(), eb, verbs.ConnectOptions{})
+	require.ErrorIs(t, err, verbs.ErrNoGID)
+	require.ErrorContains(t, err, "does not have 10.0.0.1: it has [10.0.0.7]")
+	links[0].SetAddresses(addresses("10.0.0.7", "10.0.0.1")...)
+	require.NoError(t, a.qp.Connect(t.Context(), eb, verbs.ConnectOptions{}))
+	require.NoError(t, b.qp.Connect(t.Context(), ea, verbs.ConnectOptions{}))
+	require.Equal(t, "10.0.0.1", gidOf(t, a).String())
+	require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
+}
+
+// TestGIDByAddress: the options may name the address, also the first of the table.
+func TestGIDByAddress(t *testing.T) {
+	devices, _ := gidDevices(t, addresses("fe80::1", "10.0.0.1", "10.0.0.5"), addresses("10.0.0.2"))
+	a := newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{})
+	for _, address := range addresses("10.0.0.5", "fe80::1", "fe80::1%x", "::ffff:10.0.0.5") {
+		e, err := a.qp.Endpoint(verbs.ConnectOptions{Address: address})
+		require.NoError(t, err)
+		require.Equal(t, address.Unmap().WithZone(""), e.Address)
+	}
+	_, err := a.qp.Endpoint(verbs.ConnectOptions{Address: netip.MustParseAddr("10.0.0.9")})
+	require.ErrorIs(t, err, verbs.ErrNoGID)
 }

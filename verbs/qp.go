@@ -64,14 +64,14 @@ type QP struct {
 	driver *driver.QP
 	init   QPInitAttr // what it was made of
 
-	psn  atomic.Uint32 // the first one that Connect sends
-	told atomic.Uint32 // one more than the GID index of the last Endpoint of this life; 0 before
+	psn  atomic.Uint32       // the first one that Connect sends
+	told atomic.Pointer[GID] // of the last Endpoint of this life
 }
 
 // drawPSN chooses the PSN that the next life starts with: what is left of the last one on the network must not fit.
 func (q *QP) drawPSN() {
 	q.psn.Store(rand.Uint32() & uint32(roce.PSNMask))
-	q.told.Store(0)
+	q.told.Store(nil)
 }
 
 // CreateQP makes a queue pair in state RESET.

@@ -237,7 +237,9 @@ func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 
 // connect agrees with the other end on the terms, connects the queue pairs and posts the receives.
 func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.Conn) (local, remote verbs.Endpoint, err error) {
-	if r.options.GIDIndex = c.GID; c.GID < 0 {
+	if c.GID >= 0 {
+		err = r.useIndex(c.GID)
+	} else {
 		err = r.useAddressLike(connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr())
 	}
 	if c.MTU == 0 {

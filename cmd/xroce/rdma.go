@@ -83,11 +83,20 @@ func (r *rdma) useAddress(address netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	r.options.GIDIndex = slices.Index(gids, roce.GIDFromAddr(address.Unmap()))
-	if r.options.GIDIndex < 0 {
+	if !slices.Contains(gids, roce.GIDFromAddr(address.Unmap())) {
 		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, r.device.Name(), address)
 	}
+	r.options.Address = address.Unmap()
 	return nil
+}
+
+// useIndex makes an entry of the GID table the GID of this end.
+func (r *rdma) useIndex(index int) error {
+	gid, err := r.device.QueryGID(index)
+	if err == nil {
+		r.options.Address = gid.Addr()
+	}
+	return err
 }
 
 // useAddressLike makes the GID of this end what fits a connection to the peer with the local address: that address, or
@@ -108,7 +117,7 @@ func (r *rdma) useAddressLike(local netip.Addr) error {
 		return usage("%s has no address of the family of %v, the local end of the TCP connection: choose a GID with -g",
 			r.device.Name(), local)
 	}
-	r.options.GIDIndex = index
+	r.options.Address = gids[index].Addr()
 	return nil
 }
 

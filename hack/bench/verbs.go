@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
-	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -89,14 +88,7 @@ func (e *session) connect(mtu verbs.MTU) (err error) {
 	if e.cq, err = e.device.CreateCQ(4 * inFlight * e.Flows); err != nil {
 		return err
 	}
-	o := verbs.ConnectOptions{PathMTU: mtu}
-	gids, err := e.device.QueryGIDTable()
-	if err != nil {
-		return err
-	}
-	if o.GIDIndex = slices.Index(gids, roce.GIDFromAddr(e.Address)); o.GIDIndex < 0 {
-		return fmt.Errorf("%w: %s has no address %v", verbs.ErrNoGID, e.Device, e.Address)
-	}
+	o := verbs.ConnectOptions{PathMTU: mtu, Address: e.Address}
 	own := hello{Memory: e.mr.Remote()}
 	for range e.Flows {
 		qp, err := e.pd.CreateQP(verbs.QPInitAttr{

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -172,17 +173,13 @@ func (p *peer) create(c *command) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	gids, err := p.device.QueryGIDTable()
+	address, err := netip.ParseAddr(c.Address)
 	if err != nil {
 		return nil, err
 	}
 	// What the region grants, the queue pair permits.
 	const all = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal
-	p.options = verbs.ConnectOptions{AccessFlags: all, MaxRDAtomic: rdAtomic, Timeout: ackTimeout}
-	p.options.GIDIndex = slices.IndexFunc(gids, func(g verbs.GID) bool { return g.Addr().Unmap().String() == c.Address })
-	if p.options.GIDIndex < 0 {
-		return nil, fmt.Errorf("%w: %s", verbs.ErrNoGID, c.Address)
-	}
+	p.options = verbs.ConnectOptions{AccessFlags: all, MaxRDAtomic: rdAtomic, Timeout: ackTimeout, Address: address}
 	e, err := p.qp.Endpoint(p.options)
 	if err != nil {
 		return nil, err

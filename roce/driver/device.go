@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -281,6 +282,17 @@ func (d *Device) routeMTU(source, destination roce.GID) int {
 	cancel() // the route is known at once, and nothing depends on whether the neighbour is
 	neighbour, _ := d.link.Resolve(ctx, source.Addr(), destination.Addr())
 	return neighbour.MTU
+}
+
+// SourceTowards is the address from which the kernel would send to a peer over this device; the zero GID if that is not known.
+func (d *Device) SourceTowards(peer roce.GID) roce.GID {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // as in routeMTU
+	neighbour, _ := d.link.Resolve(ctx, netip.Addr{}, peer.Addr())
+	if !neighbour.Source.IsValid() {
+		return roce.GID{}
+	}
+	return roce.GIDFromAddr(neighbour.Source)
 }
 
 // AddressVector names the peer of a connected QP.

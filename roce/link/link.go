@@ -217,4 +217,6 @@ type Neighbour struct {
 	HopLimit     uint8 // from the route; 64 where it names none
 	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it names none.
 	MTU int
+	// Source is the address that the route chooses for packets without one; invalid if nothing is known.
+	Source netip.Addr
 }

@@ -42,6 +42,7 @@ func (r resolver) confirm(ctx context.Context, source, destination netip.Addr) e
 	if err != nil || hop.multicast {
 		return err
 	}
+	r.hops.asked(hop.address) // it may have been forgotten
 	entry, err := r.neighbour(hop.address)
 	if err != nil || entry.State&discovered == 0 {
 		return err

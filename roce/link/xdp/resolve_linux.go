@@ -31,7 +31,8 @@ type nextHop struct {
 	address   netip.Addr // of the gateway, or the destination itself
 	multicast bool
 	hopLimit  uint8
-	mtu       int // 0 if the route names none
+	mtu       int        // 0 if the route names none
+	source    netip.Addr // that the route chooses
 }
 
 // resolver finds next hops and neighbours over one device.
@@ -102,7 +103,7 @@ func (r resolver) resolve(ctx context.Context, source, destination netip.Addr) (
 	if err != nil {
 		return link.Neighbour{}, err
 	}
-	neighbour := link.Neighbour{HopLimit: hop.hopLimit, MTU: hop.mtu}
+	neighbour := link.Neighbour{HopLimit: hop.hopLimit, MTU: hop.mtu, Source: hop.source}
 	if hop.multicast {
 		neighbour.HardwareAddr = roce.MulticastMAC(roce.GIDFromAddr(destination))
 		return neighbour, nil
@@ -188,6 +189,8 @@ func (r resolver) route(source, destination netip.Addr) (nextHop, error) {
 		return nextHop{}, fmt.Errorf("%w: route to %v over %s is not unicast", link.ErrNoNeighbour, destination, r.name)
 	}
 	hop := nextHop{address: destination, hopLimit: defaultHopLimit, mtu: found.MTU}
+	chosen, _ := netip.AddrFromSlice(found.Src)
+	hop.source = chosen.Unmap()
 	gateway, _ := netip.AddrFromSlice(found.Gw)
 	if via, ok := found.Via.(*netlink.Via); ok {
 		gateway, _ = netip.AddrFromSlice(via.Addr)

@@ -43,7 +43,10 @@ func TestStoppedPeer(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, status.Stopped())
 		begin := time.Now()
-		resume := time.AfterFunc(1200*time.Millisecond, func() { _ = peer.cmd.Process.Signal(syscall.SIGCONT) })
+		if c.want == verbs.WCSuccess {
+			resume := time.AfterFunc(1200*time.Millisecond, func() { _ = peer.cmd.Process.Signal(syscall.SIGCONT) })
+			defer resume.Stop()
+		}
 		wc, err = writeOnce(e.qp, e.sends, e.mr, target, 8)
 		took := time.Since(begin)
 		require.NoError(t, err)
@@ -53,7 +56,6 @@ func TestStoppedPeer(t *testing.T) {
 		} else {
 			require.Greater(t, took, 500*time.Millisecond)
 		}
-		resume.Stop()
 		peer.kill(t)
 	}
 }

@@ -51,7 +51,7 @@ func TestLongReadAlone(t *testing.T) {
 	require.Equal(t, 1000, responses(t, reader, &next))
 }
 
-// TestLongReadShares: beside another queue pair with the same peer it gets as many bytes as that moves, and 64 KiB in 10 ms, and
+// TestLongReadShares: beside another queue pair with the same peer it gets as many bytes as that moves, and 512 KiB in 10 ms, and
 // everything when that moves nothing any more.
 func TestLongReadShares(t *testing.T) {
 	stage, end, reader, other := longReader(t)
@@ -76,9 +76,9 @@ func TestLongReadShares(t *testing.T) {
 	stage.Pass(time.Millisecond)
 	require.Equal(t, 0, responses(t, reader, &next))
 	stage.Pass(10 * time.Millisecond)
-	require.Equal(t, 32, responses(t, reader, &next))
+	require.Equal(t, 256, responses(t, reader, &next))
 	stage.Pass(10 * time.Millisecond)
-	require.Equal(t, 1000-34, responses(t, reader, &next))
+	require.Equal(t, 1000-258, responses(t, reader, &next))
 	support.Object(t, "Device", "responses to a READ of more than 64 packets", "share the device with other QPs of the peer, by bytes")
 }
 

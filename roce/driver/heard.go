@@ -18,8 +18,6 @@ import (
 )
 
 const (
-	// ringFrames is how many frames a receive ring holds at most: 1,024 by default in link/xdp and link/mem.
-	ringFrames = 1024
 	// longestHearing bounds the time that a deadline waits for a shard that nobody can drive, since whoever holds its lock waits for
 	// a page of user memory. It is far longer than a thread waits for a CPU; not measured.
 	longestHearing = time.Second
@@ -30,8 +28,9 @@ type hearing struct {
 	heard   atomic.Int64 // all that had arrived by this time was processed or handed over
 	overdue atomic.Int64 // when a deadline was found behind the clock, which waits for the other shards; 0 if none does
 
-	asked int64 // what it reads for; guarded by the shard's lock, as is frames
-	read  int   // frames since then
+	ringFrames int   // how many frames the receive ring holds at most
+	asked      int64 // what it reads for; guarded by the shard's lock, as is read
+	read       int   // frames since then
 }
 
 // expire fires the deadlines that have passed by a time up to which all shards had read their rings before this one looked into its
@@ -51,9 +50,9 @@ func (s *Shard) expire(now, heard transport.Time) (did bool) {
 		s.handAsked()
 		return true
 	case heard >= since:
-		s.engine.Expire(heard)
+		s.engine.Expire(now, heard)
 	case now-since >= transport.Time(longestHearing):
-		s.engine.Expire(now)
+		s.engine.Expire(now, now)
 	default:
 		s.handAsked()
 		return false
@@ -105,7 +104,7 @@ func (s *Shard) listen(asked int64, frames int) (all bool) {
 	if asked != s.asked {
 		s.asked, s.read = asked, 0
 	}
-	if s.read += frames; frames == receiveBatch && s.read < ringFrames {
+	if s.read += frames; frames == receiveBatch && s.read < s.ringFrames {
 		return false
 	}
 	s.heard.Store(asked)

@@ -14,6 +14,9 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
+// defaultRing is how many frames a receive ring of link/mem holds.
+const defaultRing = 1024
+
 const (
 	timeoutCode = 14 // 67 ms
 	stop        = 100 * time.Millisecond
@@ -144,12 +147,12 @@ func TestFlood(t *testing.T) {
 			defer home.mu.Unlock()
 			return home.engine.Counters().Timeouts
 		}
-		for timeouts() == 0 && read < 10*ringFrames {
+		for timeouts() == 0 && read < 10*defaultRing {
 			home.drive(1)
 		}
 		require.EqualValues(t, 1, timeouts(), "flood on shard %d", ring)
-		require.GreaterOrEqual(t, read, ringFrames)
-		require.LessOrEqual(t, read, ringFrames+8*receiveBatch)
+		require.GreaterOrEqual(t, read, defaultRing)
+		require.LessOrEqual(t, read, defaultRing+8*receiveBatch)
 	}
 }
 
@@ -184,8 +187,31 @@ func TestShardThatIsHeld(t *testing.T) {
 	held.mu.Lock()
 	home.drive(driveBriefly)
 	require.EqualValues(t, 1, home.engine.Counters().Timeouts)
+	m.network.AdvanceTo(m.network.Now() + 200*time.Millisecond)
 	held.unlock()
+	home.drive(driveBriefly)
+	// The time that it waited does not count against the next timeout.
 	require.EqualValues(t, 2, home.engine.Counters().Timeouts)
+}
+
+// TestDeadlineThatGoesAway: where a deadline waited for another shard and its queue pair has gone meanwhile, nobody is kept awake.
+func TestDeadlineThatGoesAway(t *testing.T) {
+	m, qps, home := answered(t, 2, 0, 1, false)
+	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })
+	m.a.device.Drive()
+	m.a.drain(t)
+	m.a.write(t, qps[0], m.b, 8)
+	m.network.AdvanceTo(m.network.Now() + stop)
+	held := m.a.device.shards[0]
+	held.mu.Lock()
+	home.drive(driveBriefly)
+	require.NotZero(t, home.overdue.Load())
+	require.NoError(t, qps[0].Modify(t.Context(), &transport.Attributes{State: transport.StateReset}, nil, transport.MaskState))
+	held.unlock()
+	m.network.AdvanceTo(m.network.Now() + 2*longestHearing)
+	home.drive(driveBriefly)
+	_, timed := home.nextDeadline()
+	require.False(t, timed)
 }
 
 // heldQueue is a queue that does not give out what has arrived, or gives out something else.

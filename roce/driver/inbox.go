@@ -25,7 +25,7 @@ type inbox struct {
 }
 
 // inboxShare bounds the frames of one QP in an inbox to so many times the slots that are free: 96 of 128 for one that is alone,
-// which is more than a window of 64, and 55 each for two. However many fill it up, another one finds a slot.
+// which is more than a window of 64, and 55 each for two. Beside up to 40 that take all they may, another one finds a slot.
 const inboxShare = 3
 
 // put copies a frame from the network for the QP of a number into the inbox, if there is room for it.

@@ -101,6 +101,7 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 	}
 	count, size := d.link.ReceiveBuffers()
 	s.engine.SetBuffers(transport.Buffers{Count: count, Size: size})
+	s.ringFrames = count
 	s.place.shard = s
 	s.inboxes.Store(new([]*inbox))
 	return s, s.background.init(d.options.Manual)
@@ -260,7 +261,7 @@ func (s *Shard) turn() (r turnResult) {
 	heard := s.allHeard() // before the inboxes are looked at
 	waiting := s.inboxWaiting()
 	_, timed := s.engine.NextDeadline()
-	if n == 0 && !waiting && !timed && s.engine.Idle() {
+	if n == 0 && !waiting && !timed && s.engine.Idle() && s.overdue.Load() == 0 {
 		return r
 	}
 	now := s.device.options.Clock()

@@ -89,7 +89,8 @@ func (d *Device) pause(misses uint32, o awaited) {
 func (d *Device) nap(o awaited) {
 	set := o.shardSet().bits.Load()
 	if set == 0 || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
-		return // nothing would wake it
+		yield() // nothing would wake it
+		return
 	}
 	w, err := d.takeWaiter()
 	if err != nil {

@@ -167,7 +167,7 @@ func (h *hostile) turn() {
 		h.now += 3000
 		for i, s := range h.sides {
 			s.engine.Ready(s.qp)
-			s.engine.Expire(h.now)
+			s.engine.Expire(h.now, h.now)
 			s.engine.Emit(h.now, 64, s)
 			other := h.sides[1-i]
 			for _, frame := range s.frames {

@@ -192,11 +192,11 @@ func (e *Engine) timerOverdue(now Time) bool {
 	return false
 }
 
-// Expire fires the deadlines that have passed.
-func (e *Engine) Expire(now Time) {
+// Expire fires the deadlines that had passed by a time, which may be before now. What they begin counts from now.
+func (e *Engine) Expire(now, by Time) {
 	e.now = now
-	e.expireLines()
-	for e.timerOverdue(now) {
+	e.expireLines(by)
+	for e.timerOverdue(by) {
 		qp := e.timers[0]
 		qp.timer.deadline = 0
 		e.timers.remove(qp)

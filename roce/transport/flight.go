@@ -11,8 +11,8 @@ package transport
 //
 // What was lost holds no room for long. A queue pair that has frames out and has heard nothing for one to two generations is not
 // counted any more and gets no turn, only its resends go: so those whose peer has ended do not hold up the others. If nobody has heard
-// anything for a generation, most likely the device of the peer is gone, and so that all find that out soon the room
-// counts as empty, and a turn is a single packet.
+// anything for a generation, the peer's device is probably gone. The room then counts as empty and a turn is one packet, so that every
+// queue pair finds out soon.
 //
 // Losses of several queue pairs at once halve the room, and acknowledgements give it back: so several senders that meet at one
 // device share its buffers.
@@ -88,6 +88,7 @@ type flying struct {
 	since   uint64  // the generation in which it heard something, or began to have something in flight
 
 	inLine     bool
+	resting    bool   // it has responses to long READs that wait for credit (pace.go)
 	refused    bool   // takeOff has said no in this visit
 	need       uint64 // buffers that it was asked for then
 	bytes      int    // of the turn so far
@@ -99,7 +100,7 @@ type flying struct {
 // them each QP has its window, and nothing is shared.
 func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
 
-// joinFlight makes a QP one of those that share the way to its peer.
+// joinFlight makes a QP one of those that share the way to its peer, with what it has in flight already.
 func (e *Engine) joinFlight(q *QP) {
 	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTR || q.flying.flight != nil {
 		return
@@ -120,7 +121,7 @@ func (e *Engine) joinFlight(q *QP) {
 	const extension = roce.RETHLength + roce.ImmDtLength
 	length := uint64(q.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
 	size := uint64(e.buffers.Size)
-	q.flying = flying{flight: f, buffers: (length + size - 1) / size}
+	q.flying = flying{flight: f, buffers: (length + size - 1) / size, since: f.age, age: f.age}
 	q.settle()
 }
 
@@ -362,10 +363,10 @@ func (e *Engine) lineDeadline() Time {
 	return deadline
 }
 
-func (e *Engine) expireLines() {
+func (e *Engine) expireLines(by Time) {
 	for f := e.lines; f != nil; {
 		next := f.next // who waits for nothing else does not wait any more then
-		if f.until <= e.now {
+		if f.until <= by {
 			f.grow(e.now)
 			f.checkLine()
 		}

@@ -1,17 +1,18 @@
 package transport
 
-import "slices"
+import (
+	"slices"
+)
 
 // pace holds back the responses to long READs while other queue pairs have to do with the same peer. One request may ask for 2 GiB, and
 // nothing acknowledges its responses. Sent as fast as they can be, they keep both ends busy with nothing else, and the peer's
 // buffers full: what others send is late by a millisecond, or lost.
 //
-// So such responses may be as many bytes as the other queue pairs of the flight move, in both directions. Who has no more of that
-// rests. If the others move nothing for a generation, nobody is held back.
+// So such responses may be as many bytes as the other queue pairs of the flight move, in both directions, and leastRate beside queue pairs
+// that move little. A queue pair without credit rests. If the others move nothing for a generation, nobody is held back.
 type pace struct {
 	credit  int   // bytes of responses that may leave
-	held    bool  // others have moved something, so credit counts
-	moved   bool  // in this generation
+	moved   Time  // when others have moved something; 0 if they never did
 	resting []*QP // who have more to send; few, since a queue pair rarely asks for that much at once
 }
 
@@ -21,6 +22,9 @@ const (
 	// leastBytes is what a packet counts for, however short it is. On veth one of 1098 bytes takes 0.95 us to send and one of 4170
 	// bytes 1.60 us (xsk.Options.TransmitBudget names the measurement), so bytes alone would give the CPU to short ones.
 	leastBytes = 2048
+	// leastRate is what the responses may be in a generation beside others that move little, in bytes: 0.4 Gbit/s. A tenth of what a
+	// queue pair moves on veth hurts the others little, and a quarter of the receive buffers takes it.
+	leastRate = 512 << 10
 )
 
 // move notes that a packet of a queue pair has left or come.
@@ -29,8 +33,8 @@ func (f *flight) move(q *QP, bytes int) {
 		return
 	}
 	p := &f.pace
-	p.held, p.moved = true, true
-	p.credit = min(p.credit+max(bytes, leastBytes), turnBytes)
+	p.moved = max(f.engine.now, 1)
+	p.credit = min(p.credit+max(bytes, leastBytes), max(p.credit, turnBytes))
 	if len(p.resting) > 0 {
 		p.wake()
 	}
@@ -39,33 +43,42 @@ func (f *flight) move(q *QP, bytes int) {
 // wake lets those go on that rest.
 func (p *pace) wake() {
 	for _, q := range p.resting {
+		q.flying.resting = false
 		q.engine.Ready(q)
 	}
+	clear(p.resting)
 	p.resting = p.resting[:0]
 }
 
-// grow is called when a generation ends while somebody rests. A turn is given in any case.
+// grow is called when a generation ends while somebody rests.
 func (p *pace) grow() {
-	p.held, p.moved = p.moved, false
-	p.credit = turnBytes
+	p.credit = leastRate
 	p.wake()
 }
 
 // leave forgets a queue pair.
 func (p *pace) leave(q *QP) {
-	p.resting = slices.DeleteFunc(p.resting, func(o *QP) bool { return o == q })
+	if q.flying.resting {
+		p.resting = slices.DeleteFunc(p.resting, func(o *QP) bool { return o == q })
+	}
 }
 
 // mayAnswer says whether the next response to a READ may leave. If not, the queue pair becomes ready when it may.
 func (q *QP) mayAnswer(s *savedRequest) bool {
 	f := q.flying.flight
-	if f == nil || s.count <= longRead || !f.pace.held {
+	if f == nil || s.count <= longRead {
 		return true
 	}
 	p := &f.pace
+	if p.moved == 0 || q.engine.now-p.moved > f.span {
+		return true
+	}
 	if p.credit <= 0 {
-		p.resting = append(p.resting, q)
-		f.checkLine()
+		if !q.flying.resting {
+			q.flying.resting = true
+			p.resting = append(p.resting, q)
+			f.checkLine()
+		}
 		return false
 	}
 	p.credit -= max(int(q.mtu), leastBytes)

@@ -47,7 +47,7 @@ func TestTimerModel(t *testing.T) {
 			},
 			"advance": func(t *rapid.T) {
 				now += Time(span.Draw(t, "by"))
-				e.Expire(now)
+				e.Expire(now, now)
 				for i, deadline := range model {
 					require.Equal(t, deadline > now, qps[i].requester.waitingRNR, "deadline %d at %d", deadline, now)
 					if deadline <= now {
@@ -58,7 +58,7 @@ func TestTimerModel(t *testing.T) {
 			"to the next": func(t *rapid.T) {
 				if next, some := e.NextDeadline(); some {
 					now = max(now, next)
-					e.Expire(now)
+					e.Expire(now, now)
 					for i, deadline := range model {
 						require.Equal(t, deadline > now, qps[i].requester.waitingRNR)
 						if deadline <= now {
@@ -99,11 +99,11 @@ func TestExpireEnds(t *testing.T) {
 	at, some := e.NextDeadline()
 	require.True(t, some)
 	require.Equal(t, Time(10), at, "moving a deadline on costs no walk through the heap")
-	e.Expire(10)
+	e.Expire(10, 10)
 	at, _ = e.NextDeadline()
 	require.Equal(t, Time(990), at)
 	q.stopTimer()
-	e.Expire(2000)
+	e.Expire(2000, 2000)
 	_, some = e.NextDeadline()
 	require.False(t, some)
 }

@@ -17,7 +17,7 @@ func TestUnanswered(t *testing.T) {
 		now := Time(1)
 		timeout := func() {
 			now += Time(roce.AckTimeout(d.qp.attrs.Timeout)) + 1
-			d.engine.Expire(now)
+			d.engine.Expire(now, now)
 			d.engine.Emit(now, 100, &d.sink)
 		}
 		if retries > 0 {

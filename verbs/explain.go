@@ -127,7 +127,7 @@ func causeOfPeer(wc WC) string {
 
 func rnrLimit(retries uint8) string {
 	if retries == 7 {
-		return "any number"
+		return "no limit"
 	}
 	return fmt.Sprint(retries)
 }
@@ -152,7 +152,12 @@ func likelyCause(wc WC) string {
 		if wc.Syndrome == roce.SyndromeNAKSequence {
 			return "packets are lost again and again between the two"
 		}
-		return "the peer does not answer: it is gone, in the error state, or QPN, PSN, address or path MTU of the two ends do not match"
+		if wc.Syndrome.IsAck() {
+			return "the peer does not answer any more: it is gone, in the error state, or stood still for longer than that " +
+				"(ConnectOptions.Timeout)"
+		}
+		return "the peer does not answer: it is gone, in the error state, or has not connected yet; QPN, PSN, address or path MTU of " +
+			"the two ends do not match; or something on the way drops UDP port 4791"
 	case WCRNRRetryExcErr:
 		return "the peer has not posted a receive"
 	case WCRemAccessErr:

@@ -86,7 +86,10 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
 	connection, err := c.dial(app.ctx, &net.Dialer{Timeout: 10 * time.Second}, "tcp", c.Host, c.Port)
 	if err != nil {
-		return fmt.Errorf("no pingpong waits at %s: %w", at, err)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("no pingpong waits at %s: %w", at, err)
+		}
+		return fmt.Errorf("cannot reach %s: %w", at, err)
 	}
 	return c.play(app, r, connection)
 }

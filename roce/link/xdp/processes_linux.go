@@ -131,6 +131,6 @@ func (n *netlinkSockets) attachedAlready(device string, index int, err error) (t
 			found[0] += fmt.Sprintf(" (pids of xroce processes: %v)", pids)
 		}
 	}
-	return fmt.Errorf("%w: %s: %s: what is to be served of a device and those above it (macvlans, VLANs, bond, bridge) is opened "+
-		"from below: %[2]s first", ErrTaken, device, strings.Join(found, "; ")), wait
+	return fmt.Errorf("%w: %s: %s: a device is opened before those on top of it (macvlans, VLANs, bond, bridge): end their processes, "+
+		"open %[2]s, then start them again", ErrTaken, device, strings.Join(found, "; ")), wait
 }

@@ -92,7 +92,7 @@ func TestOpenBelow(t *testing.T) {
 	})
 	d := openEnd(t, above, Options{})
 	requireFails(t, "veth0", Options{NetNS: p.A.Namespace.Path()}, ErrTaken,
-		"veth0: above above it serves this process: what is to be served of a device and those above it", "is opened from below: veth0 first")
+		"veth0: above above it serves this process: a device is opened before those on top of it", "open veth0, then start them again")
 	require.NoError(t, d.Close())
 	openEnd(t, p.A, Options{})
 	openEnd(t, above, Options{})

@@ -84,10 +84,10 @@ func programOwner(id uint32) (pid int) {
 	return pid
 }
 
-// ownProcesses finds the processes that hold programs of package bpf, as programOwner does.
+// ownProcesses finds the other processes that hold programs of package bpf, as programOwner does.
 func ownProcesses() (pids []int) {
 	eachProgram(func(program uint32, owner int) (more bool) {
-		if programName(program) == ownProgram {
+		if owner != os.Getpid() && programName(program) == ownProgram {
 			pids = append(pids, owner)
 		}
 		return true

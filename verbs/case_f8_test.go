@@ -256,7 +256,7 @@ func (f *failure) requireInTime(t *testing.T, e *killableEnd, o verbs.ConnectOpt
 		killed = f.posted
 	}
 	require.Less(t, f.at.Sub(killed), wait+slack)
-	require.Contains(t, e.qp.Explain(f.wc), "the peer does not answer: it is gone")
+	require.Contains(t, e.qp.Explain(f.wc), "it is gone")
 }
 
 // requireTCP moves some bytes over the kernel's stack on the same devices.

@@ -184,7 +184,7 @@ func (c *completions) fill(ctx context.Context) (err error) {
 			c.next = 0
 			return err
 		}
-		const pollsPerLook = 1024
+		const pollsPerLook = 64 // a poll sleeps for a millisecond where the machine is full
 		if polls%pollsPerLook != 0 {
 			continue
 		}

@@ -175,6 +175,9 @@ func (c *completions) wait(ctx context.Context) (*verbs.WC, error) {
 }
 
 func (c *completions) fill(ctx context.Context) (err error) {
+	if ctx.Err() != nil { // also while completions come all the time
+		return context.Cause(ctx)
+	}
 	if c.events {
 		return c.sleep(ctx)
 	}

@@ -72,6 +72,6 @@ func TestParentAfterMacvlan(t *testing.T) {
 	for _, mode := range []string{"auto", "native", "generic"} {
 		requireWrongUse(t, p.A.Namespace, []string{"pingpong", "--mode", mode},
 			"veth0: a device above it, in another network namespace, has an XDP program (pids of xroce processes: ",
-			fmt.Sprint(holder.command.Process.Pid), ": veth0 first")
+			fmt.Sprint(holder.command.Process.Pid), "open veth0, then start them again")
 	}
 }

@@ -32,7 +32,7 @@ func TestResolve(t *testing.T) {
 	a := openEnd(t, p.A, Options{})
 	want := link.Neighbour{HardwareAddr: macOf(p.B.HardwareAddr), HopLimit: 64}
 	local, remote := p.A.LinkLocal.Addr(), p.B.LinkLocal.Addr()
-	for name, way := range map[string]struct{ source, destination netip.Addr }{
+	for name, way := range map[string]way{
 		"IPv4":                      {p.A.IPv4(), p.B.IPv4()},
 		"IPv4 in IPv6 form":         {netip.AddrFrom16(p.A.IPv4().As16()), netip.AddrFrom16(p.B.IPv4().As16())},
 		"IPv4 without source":       {invalid, p.B.IPv4()},
@@ -46,10 +46,28 @@ func TestResolve(t *testing.T) {
 			for range 2 {
 				got, err := resolve(t, a, way.source, way.destination)
 				require.NoError(t, err)
+				if !way.source.IsValid() {
+					require.Equal(t, way.chosen(p), got.Source)
+				}
+				got.Source = invalid
 				require.Equal(t, want, got)
 			}
 		})
 	}
+}
+
+// way is from where to where packets go.
+type way struct{ source, destination netip.Addr }
+
+// chosen is the source that the route chooses for the destination.
+func (w way) chosen(p *netlab.Pair) netip.Addr {
+	switch destination := w.destination.Unmap(); {
+	case destination.Is4():
+		return p.A.IPv4()
+	case destination.IsLinkLocalUnicast():
+		return p.A.LinkLocal.Addr()
+	}
+	return p.A.IPv6()
 }
 
 // The kernel must find the neighbour by itself, on an empty table, and soon.
@@ -165,6 +183,7 @@ func TestResolveThroughGateway(t *testing.T) {
 		}
 		got, err := resolve(t, a, from, to)
 		require.NoError(t, err)
+		got.Source = invalid
 		require.Equal(t, link.Neighbour{HardwareAddr: macOf(p.B.HardwareAddr), HopLimit: hopLimit}, got)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -181,6 +200,7 @@ func TestResolveMulticast(t *testing.T) {
 	} {
 		got, err := resolve(t, a, invalid, netip.MustParseAddr(group))
 		require.NoError(t, err)
+		got.Source = invalid
 		require.Equal(t, link.Neighbour{HardwareAddr: mac, HopLimit: 64}, got)
 	}
 }

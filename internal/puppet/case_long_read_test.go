@@ -111,3 +111,48 @@ func TestLongReadDuplicate(t *testing.T) {
 	next = 100
 	require.Equal(t, 1, responses(t, reader, &next))
 }
+
+// TestTwoLongReads: two of them beside another queue pair get the same.
+func TestTwoLongReads(t *testing.T) {
+	stage, end, reader, other := longReader(t)
+	third := *reader
+	second := &third
+	second.ConnectQP(end.Device, end.NewQP(verbs.QPCap{}))
+	request := puppet.Packet{Opcode: roce.RCReadRequest, PSN: 100, AckRequest: true, RETH: end.RETH(0, 1000<<10)}
+	other.Send(puppet.Packet{Opcode: roce.RCWriteOnly, PSN: 100, RETH: end.RETH(0, 8), Payload: make([]byte, 8)})
+	reader.Send(request)
+	second.Send(request)
+	for psn := roce.PSN(101); psn < 301; psn++ {
+		other.Send(puppet.Packet{Opcode: roce.RCWriteOnly, PSN: psn, RETH: end.RETH(0, 8), Payload: make([]byte, 8)})
+		stage.Pass(10 * time.Microsecond)
+	}
+	// All puppets are one device: the two READs are told by how often each PSN comes.
+	times := map[roce.PSN]int{}
+	for reader.Waiting() {
+		if a := reader.Expect(); a.Info.Operation == roce.OperationReadResponse {
+			times[a.PSN]++
+		}
+	}
+	alone := 0
+	for _, n := range times {
+		if n == 1 {
+			alone++
+		}
+	}
+	require.Greater(t, len(times), 90)
+	require.LessOrEqual(t, alone, 8, "of %d", len(times))
+}
+
+// TestRestingPathChange: a queue pair whose responses wait goes on when it gets another path.
+func TestRestingPathChange(t *testing.T) {
+	stage, end, reader, other := longReader(t)
+	other.Send(puppet.Packet{Opcode: roce.RCWriteOnly, PSN: 100, RETH: end.RETH(0, 8), Payload: make([]byte, 8)})
+	reader.Send(puppet.Packet{Opcode: roce.RCReadRequest, PSN: 100, AckRequest: true, RETH: end.RETH(0, 1000<<10)})
+	stage.Pass(time.Millisecond)
+	next := roce.PSN(100)
+	require.Equal(t, 1, responses(t, reader, &next))
+	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{AH: end.QP.QueryQP().AH}, verbs.QPAV))
+	stage.Pass(100 * time.Millisecond)
+	require.Equal(t, 999, responses(t, reader, &next))
+}

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// longestHearing bounds the time that a deadline waits for a shard that nobody can drive, since whoever holds its lock waits for
-	// a page of user memory. It is far longer than a thread waits for a CPU; not measured.
-	longestHearing = time.Second
+	// longestHearing, twice, bounds the time that a deadline waits for a shard that nobody can drive, since whoever holds its lock waits
+	// for a page of user memory. It is far longer than a thread waits for a CPU; not measured.
+	longestHearing = time.Second / 2
 )
 
 // hearing is what a shard has read of what had arrived.
@@ -28,6 +28,7 @@ type hearing struct {
 	heard   atomic.Int64 // all that had arrived by this time was processed or handed over
 	overdue atomic.Int64 // when a deadline was found behind the clock, which waits for the other shards; 0 if none does
 
+	again      bool  // the deadline has waited for longestHearing once
 	ringFrames int   // how many frames the receive ring holds at most
 	asked      int64 // what it reads for; guarded by the shard's lock, as is read
 	read       int   // frames since then
@@ -41,6 +42,7 @@ func (s *Shard) expire(now, heard transport.Time) (did bool) {
 	case !s.engine.Overdue(now):
 		if since != 0 {
 			s.overdue.Store(0)
+			s.again = false
 		}
 		return false
 	case since == 0:
@@ -51,6 +53,13 @@ func (s *Shard) expire(now, heard transport.Time) (did bool) {
 		return true
 	case heard >= since:
 		s.engine.Expire(now, heard)
+	case now-since >= transport.Time(longestHearing) && !s.again:
+		// Perhaps nobody has run in this time, so that nobody could read.
+		s.again = true
+		s.overdue.Store(int64(now))
+		s.device.ask(int64(now))
+		s.handAsked()
+		return true
 	case now-since >= transport.Time(longestHearing):
 		s.engine.Expire(now, now)
 	default:
@@ -58,6 +67,7 @@ func (s *Shard) expire(now, heard transport.Time) (did bool) {
 		return false
 	}
 	s.overdue.Store(0)
+	s.again = false
 	return true
 }
 

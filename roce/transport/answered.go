@@ -235,8 +235,8 @@ func (q *QP) receiveDuplicateAnswered(p *roce.Packet, sequence uint64) {
 		q.drop(roce.DropDuplicateUnanswerable)
 		return
 	}
-	if sequence == s.start && s.due() && s.next-s.start < longRead {
-		return // its responses are just leaving
+	if s.count > longRead && sequence == s.start && s.due() && s.next-s.start < longRead {
+		return // they are just leaving
 	}
 	q.respond(s, sequence, length)
 }

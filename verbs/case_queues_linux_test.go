@@ -180,11 +180,11 @@ func TestCase_Queues(t *testing.T) {
 		require.Zero(t, s.Counters.Counts["retry_exceeded_err"])
 		retransmitted += s.Counters.Counts["retransmitted_pkts"]
 		t.Logf("%s, MAC %s:%s drops %v", s.Device.Name, s.Device.MAC, text, s.Counters.Drops)
-	}	// A move takes 256 to 511 packets in a row. Under the race detector there may be too few of them.
-	if handed > 5000 {
+	}
+	// A move takes 256 to 511 packets in a row. Under the race detector there may be too few of them.
+	if handed > 8000 {
 		require.NotZero(t, moves)
 	}
-
 	require.Greater(t, rounds, uint64(pairs))
 	t.Logf("%d rounds, %.1f MB checked, %d packets sent again", rounds, float64(data)/1e6, retransmitted)
 	support.Object(t, "Device", "queues added (ethtool -L) under load", "every request completes, every byte is right")

@@ -45,7 +45,7 @@ func TestMakeHelp(t *testing.T) {
 	targets := strings.Fields(regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindStringSubmatch(string(makefile))[1])
 	require.Contains(t, targets, "cross")
 	out, err := exec.Command("make", "-s", "help").Output()
-	if errors.Is(err, exec.ErrNotFound) {
+	if errors.Is(err, exec.ErrNotFound) && os.Getenv("CI") != "true" {
 		t.Skip("make is not installed")
 	}
 	require.NoError(t, err)

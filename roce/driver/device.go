@@ -278,21 +278,24 @@ func (d *Device) routeMTU(source, destination roce.GID) int {
 	if within, err := d.within(destination.Addr()); within != nil || err != nil {
 		return 0
 	}
+	return d.route(source.Addr(), destination).MTU
+}
+
+// route is what the kernel knows at once of the way from source, or where that is invalid from the address that it chooses.
+func (d *Device) route(source netip.Addr, destination roce.GID) link.Neighbour {
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // the route is known at once, and nothing depends on whether the neighbour is
-	neighbour, _ := d.link.Resolve(ctx, source.Addr(), destination.Addr())
-	return neighbour.MTU
+	cancel() // nothing depends on whether the neighbour is known
+	neighbour, _ := d.link.Resolve(ctx, source, destination.Addr())
+	return neighbour
 }
 
 // SourceTowards is the address from which the kernel would send to a peer over this device; the zero GID if that is not known.
 func (d *Device) SourceTowards(peer roce.GID) roce.GID {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // as in routeMTU
-	neighbour, _ := d.link.Resolve(ctx, netip.Addr{}, peer.Addr())
-	if !neighbour.Source.IsValid() {
+	source := d.route(netip.Addr{}, peer).Source
+	if !source.IsValid() {
 		return roce.GID{}
 	}
-	return roce.GIDFromAddr(neighbour.Source)
+	return roce.GIDFromAddr(source)
 }
 
 // AddressVector names the peer of a connected QP.

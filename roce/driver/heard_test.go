@@ -156,17 +156,24 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestShardThatIsHeld: a shard that nobody can drive puts the deadlines of others off for a second, in which they sleep.
-func TestShardThatIsHeld(t *testing.T) {
-	m, qps, home := answered(t, 2, 0, 1, false)
+// heldBack makes a QP whose deadline has passed, at home in a shard that waits for another one, which is locked: nobody can drive that.
+func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard) {
+	t.Helper()
+	m, qps, home = answered(t, 2, 0, 1, false)
 	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })
 	m.a.device.Drive()
 	m.a.drain(t)
 	m.a.write(t, qps[0], m.b, 8)
 	m.network.AdvanceTo(m.network.Now() + stop)
-	held := m.a.device.shards[0]
+	held = m.a.device.shards[0]
 	held.mu.Lock()
 	home.drive(driveBriefly)
+	return m, qps, home, held
+}
+
+// TestShardThatIsHeld: a shard that nobody can drive puts the deadlines of others off for a second, in which they sleep.
+func TestShardThatIsHeld(t *testing.T) {
+	m, _, home, held := heldBack(t)
 	w, err := newWaiter()
 	require.NoError(t, err)
 	defer w.close()
@@ -198,15 +205,7 @@ func TestShardThatIsHeld(t *testing.T) {
 
 // TestDeadlineThatGoesAway: where a deadline waited for another shard and its queue pair has gone meanwhile, nobody is kept awake.
 func TestDeadlineThatGoesAway(t *testing.T) {
-	m, qps, home := answered(t, 2, 0, 1, false)
-	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })
-	m.a.device.Drive()
-	m.a.drain(t)
-	m.a.write(t, qps[0], m.b, 8)
-	m.network.AdvanceTo(m.network.Now() + stop)
-	held := m.a.device.shards[0]
-	held.mu.Lock()
-	home.drive(driveBriefly)
+	m, qps, home, held := heldBack(t)
 	require.NotZero(t, home.overdue.Load())
 	require.NoError(t, qps[0].Modify(t.Context(), &transport.Attributes{State: transport.StateReset}, nil, transport.MaskState))
 	held.unlock()

@@ -25,11 +25,13 @@ func (u *User) Read(p *Principal, need Access, r Range, into []byte) Fault {
 		return fault
 	}
 	defer u.release()
+	return region.read(r, into)
+}
+
+// read copies a range that was checked.
+func (region *Region) read(r Range, into []byte) Fault {
 	offset := r.Address - region.start
-	if !copyOut(into, region.buffer[offset:offset+r.Length]) {
-		return FaultBuffer
-	}
-	return FaultNone
+	return faultOf(copyOut(into, region.buffer[offset:offset+r.Length]))
 }
 
 // Read is User.Read of the program itself, from any goroutine: it needs no User, of which there are few since everybody who ends a
@@ -47,8 +49,7 @@ func (t *Table) Read(p *Principal, need Access, r Range, into []byte) Fault {
 		if fault := region.check(p, need, r.Address, r.Length); fault != FaultNone {
 			return fault
 		}
-		offset := r.Address - region.start
-		return faultOf(copyOut(into, region.buffer[offset:offset+r.Length]))
+		return region.read(r, into)
 	}
 }
 

@@ -96,7 +96,7 @@ type flying struct {
 	ahead, aft *QP // in the line
 }
 
-// SetBuffers tells the receive buffers of the engine's queue, which the QPs that go to RTS from now on share. Without
+// SetBuffers tells the receive buffers of the engine's queue, which the QPs that go to RTR from now on share. Without
 // them each QP has its window, and nothing is shared.
 func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
 

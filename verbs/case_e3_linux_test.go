@@ -247,11 +247,14 @@ func TestCase_E3_Lost(t *testing.T) {
 			portState(t, p.devices[0], verbs.PortDown)
 
 			const rest = 500 * time.Millisecond
-			busy := processTime(t)
-			time.Sleep(rest)
-			busy = processTime(t) - busy
-			t.Logf("%v of CPU time in %v", busy, rest)
-			require.Less(t, busy, 2*rest/100)
+			least := rest
+			for range 3 { // what else the process does, such as collecting garbage, comes and goes
+				busy := processTime(t)
+				time.Sleep(rest)
+				least = min(least, processTime(t)-busy)
+			}
+			t.Logf("%v of CPU time in %v", least, rest)
+			require.Less(t, least, 2*rest/100)
 
 			begin = time.Now()
 			require.NoError(t, never.qp.Destroy())

@@ -61,7 +61,8 @@ func (c *CQ) CQE() int {
 	return c.driver.Capacity()
 }
 
-// Poll takes up to len(wcs) completions and returns their number, without blocking. It also drives the engine: a program
+// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the queue
+// was empty then. Poll also drives the engine: a program
 // that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
 // On a machine with more runnable threads than CPUs a Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away
 // would cost it more.

@@ -198,9 +198,9 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 }
 
 // ReadCompletions decodes as many completions as there are, at most len(wcs), releases them and returns
-// their number.
+// their number. Fewer than len(wcs) means that there were no more, as with ibv_poll_cq.
 func (c *Consumer) ReadCompletions(wcs []WC) int {
-	n := min(c.Available(0), len(wcs))
+	n := min(c.Available(len(wcs)-1), len(wcs))
 	for i := range wcs[:n] {
 		s := c.Slot(i)
 		wcs[i] = WC{

@@ -73,8 +73,8 @@ func TestCase_F16(t *testing.T) {
 		for _, l := range c.Lines {
 			require.Len(t, l.Runs, 1)
 			require.Positive(t, l.Median, l.Name)
-			if l.Unit == "Gbit/s" && l.Name != tcp {
-				require.InDelta(t, l.Median*1e9, l.Megapackets*1e6*8*float64(c.PathMTU), 1, l.Name)
+			if payload := map[bool]int{false: c.PathMTU, true: 64}[l.Name == short]; l.Unit == "Gbit/s" && l.Name != tcp {
+				require.InDelta(t, l.Median*1e9, l.Megapackets*1e6*8*float64(payload), 1, l.Name)
 			} else {
 				require.Zero(t, l.Megapackets, l.Name)
 			}
@@ -122,10 +122,37 @@ func TestFailure(t *testing.T) {
 	require.Contains(t, output.String(), "generic XDP, path MTU 1024, netdev MTU 1500 (obtained: generic")
 	require.Contains(t, output.String(), "raw ping-pong")
 	require.Contains(t, output.String(), "; 4 flows\n")
-	require.Regexp(t, `(?m)^ +Mpkt/s +/ raw +/ raw\+work +/ TCP$`, output.String())
+	require.Regexp(t, `(?m)^ +Mpkt/s +/ raw +/ raw\+work +/ TCP +/ beside$`, output.String())
 	require.Regexp(t, `(?m)^WRITE +\d+\.\d+ \(\S+\) Gbit/s +\d+\.\d{3} +\d`, output.String())
 	require.Regexp(t, `(?m)^TCP +\d+\.\d+ \(\S+\) Gbit/s  +\d+\.\d\d \(`, output.String())
 	require.NotContains(t, output.String(), "2048, netdev")
+}
+
+// TestBeside: another build measures the same beside this one, of what was asked for.
+func TestBeside(t *testing.T) {
+	folder := build(t)
+	script := filepath.Join(t.TempDir(), "other")
+	text := "#!/bin/sh\necho \"$*\" >>\"$0.calls\"\nexec " + filepath.Join(folder, "bench") + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(script, []byte(text), 0o755))
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "2", "--duration", "50ms", "--mtu", "1024", "--mode", "generic",
+		"--only", "64 B WRITE,ping-pong", "--beside", script, "--json")
+	output, err := command.Output()
+	require.NoError(t, err)
+	var r report
+	require.NoError(t, json.Unmarshal(output, &r))
+	var names []string
+	for _, l := range r.Cells[0].Lines {
+		names = append(names, l.Name)
+		require.Len(t, l.Runs, 2)
+	}
+	require.Equal(t, []string{short, short + beside, pingPong, pingPong + beside}, names)
+	require.Positive(t, ratio(t, r.Cells[0], short, short+beside))
+	calls, err := os.ReadFile(script + ".calls")
+	require.NoError(t, err)
+	require.Equal(t, 8, bytes.Count(calls, []byte("\n")), "%s", calls) // two ends of two measurements in two rounds
+	wrong, err := exec.Command(filepath.Join(folder, "bench"), "--only", "WRITES").CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(wrong), `--only: no measurement "WRITES": raw, raw+work, TCP, WRITE`)
 }
 
 // TestInterrupt: a signal ends it at once, with one line.

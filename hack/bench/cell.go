@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 )
 
 // cell is what was measured with one mode and one path MTU.
@@ -38,11 +39,13 @@ type line struct {
 func comparedWith(what string) []string {
 	switch what {
 	case write, send, read:
-		return []string{raw, rawWork, tcp}
+		return []string{raw, rawWork, tcp, what + beside}
+	case short:
+		return []string{what + beside}
 	case rawWork, tcp:
 		return []string{raw}
 	case pingPong:
-		return []string{rawPingPong}
+		return []string{rawPingPong, what + beside}
 	}
 	return nil
 }
@@ -56,10 +59,11 @@ func (c *runCommand) measureCell(ctx context.Context, mode string, mtu int) (res
 	defer func() { err = errors.Join(err, l.close()) }()
 	result = cell{Mode: mode, PathMTU: mtu, NetdevMTU: l.netdevMTU}
 	runs := map[string][]float64{}
+	plan := c.plan()
 	for round := range c.Pairs {
 		fmt.Fprintf(os.Stderr, "%s, path MTU %d: round %d of %d\n", mode, mtu, round+1, c.Pairs)
-		for i := range measurements {
-			what := measurements[(i+round)%len(measurements)]
+		for i := range plan {
+			what := plan[(i+round)%len(plan)]
 			if result.Skipped != "" && isVerbs(what) {
 				continue
 			}
@@ -83,7 +87,7 @@ func (c *runCommand) measureCell(ctx context.Context, mode string, mtu int) (res
 			runs[what] = append(runs[what], s.value())
 		}
 	}
-	result.summarize(runs)
+	result.summarize(plan, runs)
 	return result, nil
 }
 
@@ -94,21 +98,27 @@ const maximumSpread = 1.5
 // maximumShare of raw is 1, and something for chance.
 const maximumShare = 1.1
 
-func (c *cell) summarize(runs map[string][]float64) {
-	for _, what := range measurements {
+func (c *cell) summarize(plan []string, runs map[string][]float64) {
+	for _, what := range plan {
 		values := runs[what]
 		if len(values) == 0 {
 			continue
 		}
-		unit := "Gbit/s"
-		if isPingPong(what) {
+		unit, payload := "Gbit/s", c.PathMTU
+		switch {
+		case isPingPong(what):
 			unit = "us"
+		case strings.TrimSuffix(what, beside) == short:
+			payload = shortSize
 		}
 		l := line{Name: what, Unit: unit, Runs: values, quartiles: quartilesOf(values)}
 		if !isPingPong(what) && what != tcp {
-			l.Megapackets = l.Median * 1e3 / 8 / float64(c.PathMTU)
+			l.Megapackets = l.Median * 1e3 / 8 / float64(payload)
 		}
 		for _, other := range comparedWith(what) {
+			if len(runs[other]) == 0 {
+				continue
+			}
 			if l.Ratios == nil {
 				l.Ratios = map[string]quartiles{}
 			}
@@ -119,7 +129,7 @@ func (c *cell) summarize(runs map[string][]float64) {
 		}
 		// A ceiling that is lower than what is below it was not reached: it has one thread per end, and the verbs have others that
 		// take over when it is not let onto its CPU.
-		if share := l.Ratios[raw].Median; (what == write || what == send || what == read) && share > maximumShare {
+		if share := l.Ratios[raw].Median; isVerbs(what) && share > maximumShare {
 			c.Void = append(c.Void, fmt.Sprintf("%s is %.2f of raw, which should be more than it", what, share))
 		}
 		c.Lines = append(c.Lines, l)

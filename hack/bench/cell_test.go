@@ -25,8 +25,11 @@ func TestQuartiles(t *testing.T) {
 // TestRatiosWithinRounds: a machine that becomes half as fast after the first round changes no ratio.
 func TestRatiosWithinRounds(t *testing.T) {
 	var c cell
-	c.summarize(map[string][]float64{
-		raw: {8, 4, 4}, rawWork: {6, 3, 3}, tcp: {16, 8, 8}, write: {4, 2, 2}, rawPingPong: {3, 6, 6}, pingPong: {6, 12, 12},
+	plan := (&runCommand{Beside: "other"}).plan()
+	require.Len(t, plan, 14)
+	c.summarize(plan, map[string][]float64{
+		raw: {8, 4, 4}, rawWork: {6, 3, 3}, tcp: {16, 8, 8}, write: {4, 2, 2}, write + beside: {2, 1, 1},
+		rawPingPong: {3, 6, 6}, pingPong: {6, 12, 12},
 	})
 	ratio := map[string]map[string]quartiles{}
 	for _, l := range c.Lines {
@@ -35,8 +38,8 @@ func TestRatiosWithinRounds(t *testing.T) {
 	half, two := quartiles{0.5, 0.5, 0.5}, quartiles{2, 2, 2}
 	require.Equal(t, map[string]map[string]quartiles{
 		raw: nil, rawWork: {raw: {0.75, 0.75, 0.75}}, tcp: {raw: two},
-		write:       {raw: half, rawWork: {4. / 6, 4. / 6, 4. / 6}, tcp: {0.25, 0.25, 0.25}},
-		rawPingPong: nil, pingPong: {rawPingPong: two},
+		write:       {raw: half, rawWork: {4. / 6, 4. / 6, 4. / 6}, tcp: {0.25, 0.25, 0.25}, write + beside: two},
+		rawPingPong: nil, write + beside: nil, pingPong: {rawPingPong: two},
 	}, ratio)
 	require.Equal(t, []float64{8, 4, 4}, c.Lines[0].Runs)
 	require.Equal(t, "Gbit/s", c.Lines[0].Unit)
@@ -56,7 +59,7 @@ func TestVoid(t *testing.T) {
 		{map[string][]float64{raw: {10}, rawWork: {9}, tcp: {20}, read: {12}}, "READ is 1.20 of raw, which should be more than it"},
 	} {
 		var result cell
-		result.summarize(c.runs)
+		result.summarize(measurements, c.runs)
 		require.Equal(t, c.want, strings.Join(result.Void, "; "))
 		var table strings.Builder
 		result.print(&table)

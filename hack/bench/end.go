@@ -35,6 +35,11 @@ const (
 	messageSize  = 1 << 20 // of WRITE, SEND, READ and the writes of TCP
 	inFlight     = 8       // messages
 	pingPongSize = 8
+
+	// Short messages are posted shortBatch at a time, the last of which asks for a completion, and shortBatches batches are in flight.
+	shortSize    = 64
+	shortBatch   = 32
+	shortBatches = 4
 )
 
 // Run runs the end.

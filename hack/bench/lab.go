@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,15 +29,39 @@ const (
 	write       = "WRITE"
 	send        = "SEND"
 	read        = "READ"
+	short       = "64 B WRITE"
 	rawPingPong = "raw ping-pong"
 	pingPong    = "ping-pong"
 )
 
-var measurements = []string{raw, rawWork, tcp, write, send, read, rawPingPong, pingPong}
+var measurements = []string{raw, rawWork, tcp, write, send, read, short, rawPingPong, pingPong}
 
-func isVerbs(m string) bool { return m == write || m == send || m == read || m == pingPong }
+// beside marks a measurement by another build of this program (--beside).
+const beside = " beside"
 
-func isPingPong(m string) bool { return m == rawPingPong || m == pingPong }
+// plan is what a round consists of: what --only names, and behind each measurement by the verbs the same by the other build.
+func (c *runCommand) plan() (list []string) {
+	for _, what := range measurements {
+		if len(c.Only) > 0 && !slices.Contains(c.Only, what) {
+			continue
+		}
+		list = append(list, what)
+		if c.Beside != "" && isVerbs(what) {
+			list = append(list, what+beside)
+		}
+	}
+	return list
+}
+
+func isVerbs(m string) bool {
+	switch strings.TrimSuffix(m, beside) {
+	case write, send, read, short, pingPong:
+		return true
+	}
+	return false
+}
+
+func isPingPong(m string) bool { return m == rawPingPong || strings.TrimSuffix(m, beside) == pingPong }
 
 // sample is what a run has measured; the active process prints it as a line of JSON.
 type sample struct {
@@ -207,7 +233,11 @@ func (l *lab) command(ctx context.Context, what string, side int) *exec.Cmd {
 		pair = l.tcp
 	}
 	own, _ := ends(pair)
-	return exec.CommandContext(ctx, "/proc/self/exe", "end",
+	program := "/proc/self/exe"
+	if strings.HasSuffix(what, beside) {
+		program, what = l.Beside, strings.TrimSuffix(what, beside)
+	}
+	return exec.CommandContext(ctx, program, "end",
 		"--what", what, "--passive="+strconv.FormatBool(side == 1), "--device", own.Name, "--address", own.IPv4().String(),
 		"--duration", l.Duration.String(), "--cpu", strconv.Itoa(cpu), "--mtu", strconv.Itoa(l.mtu), "--mode", l.mode,
 		"--polling="+strconv.FormatBool(l.Polling), "--flows", strconv.Itoa(l.Flows),

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -36,6 +37,8 @@ type runCommand struct {
 	Free     bool          `help:"Let the scheduler place the two processes, instead of keeping each on a CPU of its own."`
 	Polling  bool          `help:"The passive end of WRITE and READ polls, instead of leaving the work to the background."`
 	Flows    int           `default:"1" help:"Queue pairs that WRITE, SEND and READ use in turns, 1 to 8."`
+	Only     []string      `help:"Some of the measurements: raw, raw+work, TCP, WRITE, SEND, READ, 64 B WRITE, raw ping-pong, ping-pong."`
+	Beside   string        `placeholder:"FILE" type:"existingfile" help:"Another build of this program, which measures the same in turns."`
 	RawProbe string        `name:"rawprobe" placeholder:"FILE" help:"The program rawprobe (default: beside this one)."`
 	JSON     bool          `name:"json" help:"Print JSON instead of a table."`
 }
@@ -59,6 +62,11 @@ func (c *runCommand) Validate() error {
 	for _, m := range c.MTUs {
 		if _, err := pathMTU(m); err != nil {
 			return fmt.Errorf("--mtu: %w", err)
+		}
+	}
+	for _, m := range c.Only {
+		if !slices.Contains(measurements, m) {
+			return fmt.Errorf("--only: no measurement %q: %s", m, strings.Join(measurements, ", "))
 		}
 	}
 	if c.Pairs < 1 || c.Duration < 10*time.Millisecond || c.Duration > time.Hour {

@@ -82,14 +82,14 @@ func (c cell) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\t\tMpkt/s\t/ raw\t/ raw+work\t/ TCP")
+	fmt.Fprintln(table, "\t\tMpkt/s\t/ raw\t/ raw+work\t/ TCP\t/ beside")
 	for _, l := range c.Lines {
 		packets := ""
 		if l.Megapackets > 0 {
 			packets = fmt.Sprintf("%.3f", l.Megapackets)
 		}
 		fmt.Fprintf(table, "%s\t%s %s\t%s", l.Name, l.quartiles, l.Unit, packets)
-		for _, other := range []string{raw, rawWork, tcp} {
+		for _, other := range []string{raw, rawWork, tcp, l.Name + beside} {
 			if l.Name == pingPong && other == raw {
 				other = rawPingPong // in the same column
 			}

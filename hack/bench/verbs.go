@@ -63,6 +63,8 @@ func (c *endCommand) runVerbs(peer net.Conn) (s sample, err error) {
 		err = e.serve()
 	case c.What == pingPong:
 		s, err = e.pingPong()
+	case c.What == short:
+		s, err = e.shortMessages()
 	default:
 		s, err = e.transfer()
 	}
@@ -92,7 +94,7 @@ func (e *session) connect(mtu verbs.MTU) (err error) {
 	own := hello{Memory: e.mr.Remote()}
 	for range e.Flows {
 		qp, err := e.pd.CreateQP(verbs.QPInitAttr{
-			SendCQ: e.cq, RecvCQ: e.cq, Cap: verbs.QPCap{MaxSendWR: 2 * inFlight, MaxRecvWR: 2 * inFlight},
+			SendCQ: e.cq, RecvCQ: e.cq, Cap: verbs.QPCap{MaxSendWR: max(2*inFlight, shortBatches*shortBatch), MaxRecvWR: 2 * inFlight},
 		})
 		if err != nil {
 			return err
@@ -179,31 +181,63 @@ func (e *session) counters() string { return fmt.Sprintf("%+v", e.device.Counter
 // transfer moves messages for the duration. The memory of both ends must then be the same.
 func (e *session) transfer() (s sample, err error) {
 	opcode := map[string]verbs.WROpcode{write: verbs.WRRDMAWrite, send: verbs.WRSend, read: verbs.WRRDMARead}[e.What]
+	completed, took, err := e.keepInFlight(inFlight, func(number int) error {
+		return e.post(e.qps[number%len(e.qps)], opcode, e.mr.SGE(0, messageSize))
+	})
+	if err != nil {
+		return s, err
+	}
+	s.Gigabits = gigabits(int64(completed)*messageSize, took)
+	return s, e.compare()
+}
+
+// shortMessages writes batches of short messages for the duration, each message of a batch to a place of its own.
+func (e *session) shortMessages() (s sample, err error) {
+	var batch [shortBatch]verbs.SendWR
+	for i := range batch {
+		batch[i] = verbs.SendWR{
+			Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{e.mr.SGE(i*shortSize, shortSize)},
+			RemoteAddr: e.remote.Addr + uint64(i*shortSize), RKey: e.remote.RKey,
+		}
+	}
+	batch[shortBatch-1].Flags = verbs.SendSignaled
+	clear(e.mr.Bytes()[shortBatch*shortSize:]) // they do not write that
+	completed, took, err := e.keepInFlight(shortBatches, func(number int) error {
+		return e.qps[number%len(e.qps)].PostSend(batch[:]...)
+	})
+	if err != nil {
+		return s, err
+	}
+	s.Gigabits = gigabits(int64(completed)*shortBatch*shortSize, took)
+	return s, e.compare()
+}
+
+// keepInFlight posts for the duration, and as many times in advance as it is told. Each post makes one completion.
+func (e *session) keepInFlight(most int, post func(number int) error) (completed int, took time.Duration, err error) {
 	var wc [inFlight]verbs.WC
-	posted, completed := 0, 0
+	posted := 0
 	begin := time.Now()
 	last, now := begin, begin
 	for empty := 0; now.Sub(begin) < e.Duration || completed < posted; {
-		for ; posted-completed < inFlight && now.Sub(begin) < e.Duration; posted++ {
-			if err := e.post(e.qps[posted%len(e.qps)], opcode, e.mr.SGE(0, messageSize)); err != nil {
-				return s, err
+		for ; posted-completed < most && now.Sub(begin) < e.Duration; posted++ {
+			if err := post(posted); err != nil {
+				return completed, 0, err
 			}
 		}
 		n, err := e.poll(wc[:])
 		if err != nil {
-			return s, err
+			return completed, 0, err
 		}
 		if n > 0 {
 			completed, now = completed+n, time.Now()
 			last = now
 		} else if empty++; empty%1024 == 0 {
 			if now = time.Now(); now.Sub(last) > patience {
-				return s, fmt.Errorf("nothing has completed for %v: %s", patience, e.counters())
+				return completed, 0, fmt.Errorf("nothing has completed for %v: %s", patience, e.counters())
 			}
 		}
 	}
-	s.Gigabits = gigabits(int64(completed)*messageSize, last.Sub(begin))
-	return s, e.compare()
+	return completed, last.Sub(begin), nil
 }
 
 // compare ends the run at the passive end and compares the memory of both.

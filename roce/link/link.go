@@ -214,7 +214,11 @@ func (c *Change) UnmarshalText(text []byte) error { return enum.ParseFlags(c, te
 // Neighbour is the answer of Resolve.
 type Neighbour struct {
 	HardwareAddr roce.MAC
-	HopLimit     uint8 // from the route; 64 where it names none
+	// Frames carry an 802.1Q tag with this VLAN identifier and priority, if Tagged.
+	Tagged   bool
+	VLAN     uint16
+	Priority uint8
+	HopLimit uint8 // from the route; 64 where it names none
 	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it names none.
 	MTU int
 	// Source is the address that the route chooses for packets without one; invalid if nothing is known.

@@ -124,7 +124,6 @@ func open(l link.Device, o Options) (*Device, error) {
 		cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}),
 	}
 	d.events.init()
-	d.numbers.init(rand.New(rand.NewPCG(o.Seed, 0x71706e73)))
 	for i, q := range queues {
 		s, err := newShard(d, i, q)
 		if err != nil {
@@ -141,7 +140,12 @@ func open(l link.Device, o Options) (*Device, error) {
 		}
 		s.inboxes.Store(&inboxes)
 	}
-	if err := l.Steer(link.Steering{QPNBase: d.numbers.base, QPNBits: qpnBits}); err != nil {
+	random := rand.New(rand.NewPCG(o.Seed, 0x71706e73))
+	assigned, err := l.Steer(proposeQPNs(random))
+	if err == nil {
+		err = d.numbers.init(assigned, random)
+	}
+	if err != nil {
 		d.stop()
 		return nil, err
 	}

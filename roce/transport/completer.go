@@ -49,22 +49,13 @@ func (q *QP) receiveResponse(p *roce.Packet) {
 	}
 }
 
-func (q *QP) drop(reason roce.DropReason) {
-	for _, c := range q.counts {
-		c.Drops[reason]++
-	}
-	q.engine.verdict.Dropped = reason
-}
-
 func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 	r := &q.requester
 	switch {
 	case syndrome.IsAck():
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence + 1); implied {
-			for _, c := range q.counts {
-				c.ImpliedNAKs++
-			}
+			q.count(impliedNAKs)
 			q.recover()
 		}
 	case syndrome.IsRNR():
@@ -73,18 +64,14 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 			return
 		}
 		r.lastSyndrome = syndrome
-		for _, c := range q.counts {
-			c.ReceivedRNRNAKs++
-		}
+		q.count(receivedRNRNAKs)
 		if implied := q.acknowledge(sequence); implied {
 			q.recover()
 			return
 		}
 		q.waitRNR(syndrome)
 	case syndrome == roce.SyndromeNAKSequence:
-		for _, c := range q.counts {
-			c.ReceivedNAKs++
-		}
+		q.count(receivedNAKs)
 		if r.waitingRNR {
 			// rdma_rxe sends one for the packets behind a refused one. The wait goes on.
 			q.drop(roce.DropStaleResponse)
@@ -259,9 +246,7 @@ func (q *QP) complete(cq CompletionQueue, wc *queue.WC, solicited bool) {
 	if cq.Complete(&q.completion, solicited || wc.Status != queue.WCSuccess) {
 		return
 	}
-	for _, c := range q.counts {
-		c.CompletionsDropped++
-	}
+	q.count(completionsDropped)
 	if q.state != StateError {
 		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: q.config.QPN}
 		q.enterError()
@@ -290,9 +275,7 @@ func (q *QP) precede(w *work, sequence uint64) bool {
 		return false
 	}
 	if implied || sequence != q.requester.una {
-		for _, c := range q.counts {
-			c.ImpliedNAKs++
-		}
+		q.count(impliedNAKs)
 		q.drop(roce.DropOutOfSequence)
 		q.recover()
 		return false

@@ -67,10 +67,9 @@ type QP struct {
 	requester requester
 	responder responder
 	window    window
-	counters  Counters
-	counts    [2]*Counters // where what the QP does is counted: its own counters, and its engine's
-	laidOut   roce.Opcode  // of the packet that was written last
-	again     bool         // it was sent before
+	tally     tally
+	laidOut   roce.Opcode // of the packet that was written last
+	again     bool        // it was sent before
 
 	// preferRequest alternates between requests and responses, so that neither starves the other.
 	preferRequest bool
@@ -100,10 +99,7 @@ func NewQP(config Config) (*QP, error) {
 
 // Attach gives a QP in RESET or INIT, which has nothing to do yet, to an engine. Later ones it goes to by Engine.Release and
 // Engine.Adopt.
-func (q *QP) Attach(e *Engine) {
-	q.engine = e
-	q.counts = [2]*Counters{&q.counters, &e.counters}
-}
+func (q *QP) Attach(e *Engine) { q.engine = e }
 
 // Principal is on whose behalf the QP accesses memory.
 func (q *QP) Principal() *memory.Principal { return q.principal }
@@ -297,10 +293,7 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 			})
 		}
 		transmit.Commit(n)
-		for _, c := range q.counts {
-			c.SentPackets++
-			c.SentOpcodes[q.laidOut&opcodeMask]++
-		}
+		q.countSent(q.laidOut)
 	}
 	return sent, true
 }
@@ -341,9 +334,7 @@ func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
 // seal finishes the packet and returns the frame's length.
 func (q *QP) seal(p packet) int {
 	q.template.Seal(p.frame)
-	for _, c := range q.counts {
-		c.SentBytes += uint64(len(p.payload))
-	}
+	q.countMany(sentBytes, uint64(len(p.payload)))
 	return len(p.frame)
 }
 

@@ -356,9 +356,7 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 func (q *QP) advance(w *work, packets uint64) {
 	r := &q.requester
 	if r.cursor < r.next {
-		for _, c := range q.counts {
-			c.Retransmitted++
-		}
+		q.count(retransmitted)
 		q.again = true
 	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
 		r.credits.sentFreely()

@@ -110,15 +110,11 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 			q.refuseSequence()
 		}
 	case distance < 0:
-		for _, c := range q.counts {
-			c.DuplicateRequests++
-		}
+		q.count(duplicateRequests)
 		q.engine.verdict.Duplicate = true
 		q.receiveDuplicate(p, r.expected+uint64(int64(distance)))
 	default:
-		for _, c := range q.counts {
-			c.OutOfSequence++
-		}
+		q.count(outOfSequence)
 		q.drop(roce.DropOutOfSequence)
 		if !r.refused {
 			r.skipped = 0 // of an earlier loss, or of a packet that belongs to no life of this connection
@@ -131,9 +127,7 @@ func (q *QP) receiveRequest(p *roce.Packet) {
 // refuseSequence asks for everything from the expected packet on, once per loss.
 func (q *QP) refuseSequence() {
 	q.responder.refused = true
-	for _, c := range q.counts {
-		c.SentSequenceNAKs++
-	}
+	q.count(sentSequenceNAKs)
 	q.answer(q.responder.expected, roce.SyndromeNAKSequence)
 }
 
@@ -146,9 +140,7 @@ func (q *QP) answer(sequence uint64, syndrome roce.Syndrome) {
 // refuse answers a request with a fatal NAK and moves the QP to the error state. The receive request that the
 // message claimed, if any, completes with status; otherwise an event tells the program.
 func (q *QP) refuse(syndrome roce.Syndrome, status queue.WCStatus) {
-	for _, c := range q.counts {
-		c.SentFatalNAKs++
-	}
+	q.count(sentFatalNAKs)
 	q.answer(q.responder.expected, syndrome)
 	q.breakOff(syndrome, status)
 }
@@ -230,9 +222,7 @@ func (q *QP) claim() bool {
 	found, valid := q.config.Receive.Take(&r.receive)
 	if !found {
 		r.refused = true
-		for _, c := range q.counts {
-			c.SentRNRNAKs++
-		}
+		q.count(sentRNRNAKs)
 		q.answer(r.expected, roce.RNRNAK(q.attrs.MinRNRTimer))
 		return false
 	}

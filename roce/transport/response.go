@@ -98,9 +98,7 @@ func (q *QP) breakRead(s *savedRequest, fault memory.Fault) {
 		r.saved[i].stop = r.saved[i].next
 	}
 	r.responsesDue = 0
-	for _, c := range q.counts {
-		c.SentFatalNAKs++
-	}
+	q.count(sentFatalNAKs)
 	q.answer(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
 	q.failure = queue.WC{

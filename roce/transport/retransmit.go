@@ -45,16 +45,12 @@ func (q *QP) recover() {
 func (q *QP) resend() {
 	r := &q.requester
 	if r.retries >= q.attrs.RetryCount {
-		for _, c := range q.counts {
-			c.RetriesExceeded++
-		}
+		q.count(retriesExceeded)
 		q.fail(queue.WCRetryExcErr)
 		return
 	}
 	r.retries++
-	for _, c := range q.counts {
-		c.Recoveries++
-	}
+	q.count(recoveries)
 	r.recovering, r.recoverFrom = true, r.una
 	r.waitingRNR = false // an implied NAK during the wait tells that the refused request was executed after all
 	q.window.lost()
@@ -70,9 +66,7 @@ func (q *QP) waitRNR(syndrome roce.Syndrome) {
 	const forEver = 7
 	if q.attrs.RNRRetry != forEver {
 		if r.rnrRetries >= q.attrs.RNRRetry {
-			for _, c := range q.counts {
-				c.RNRRetriesExceeded++
-			}
+			q.count(rnrRetriesExceeded)
 			q.fail(queue.WCRNRRetryExcErr)
 			return
 		}
@@ -97,9 +91,7 @@ func (q *QP) requesterExpired() {
 	if r.una == r.next {
 		return
 	}
-	for _, c := range q.counts {
-		c.Timeouts++
-	}
+	q.count(timeouts)
 	if (r.retries > 0 || q.attrs.RetryCount == 0) && q.config.Events != nil {
 		q.config.Events.Unanswered(q.attrs.Path)
 	}

@@ -36,7 +36,7 @@ func (q *QP) Status() Status {
 		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
 		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
 		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
-		Failure: q.failure, Counters: q.counters,
+		Failure: q.failure, Counters: q.tally.counters(),
 	}
 	if r.next >= origin {
 		s.UnacknowledgedPSN, s.SendPSN, s.NextPSN = q.requestPSN(r.una), q.requestPSN(r.cursor), q.requestPSN(r.next)

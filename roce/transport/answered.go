@@ -213,7 +213,7 @@ func (q *QP) respond(s *savedRequest, start, length uint64) {
 	}
 	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
 	s.limit = (start-s.first)*q.mtu + length
-	q.responder.answersLong = q.responder.answersLong || s.count > longRead
+	q.recovery.answersLong = q.recovery.answersLong || s.count > longRead
 	q.engine.Ready(q)
 }
 

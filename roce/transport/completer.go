@@ -17,16 +17,16 @@ import (
 
 func (q *QP) receiveResponse(p *roce.Packet) {
 	r := &q.requester
-	sequence := r.una + uint64(int64(p.PSN.Diff(q.requestPSN(r.una))))
-	if sequence >= r.next {
+	sequence := q.recovery.una + uint64(int64(p.PSN.Diff(q.requestPSN(q.recovery.una))))
+	if sequence >= q.recovery.next {
 		q.drop(roce.DropUnexpectedResponse)
 		return
 	}
 	aeth := p.AETH()
-	if aeth != nil && aeth.Syndrome().IsAck() && sequence+1 >= r.una && r.credits.update(aeth.Syndrome(), aeth.MSN()) {
+	if aeth != nil && aeth.Syndrome().IsAck() && sequence+1 >= q.recovery.una && r.credits.update(aeth.Syndrome(), aeth.MSN()) {
 		q.engine.Ready(q)
 	}
-	if sequence < r.una {
+	if sequence < q.recovery.una {
 		if aeth != nil && isFatal(aeth.Syndrome()) && q.breaksRead(sequence) {
 			r.lastSyndrome = aeth.Syndrome()
 			q.fail(statusOf(r.lastSyndrome))
@@ -56,34 +56,34 @@ func (q *QP) receiveAcknowledge(sequence uint64, syndrome roce.Syndrome) {
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence + 1); implied {
 			q.count(impliedNAKs)
-			q.recover()
+			q.lost(lossTold)
 		}
 	case syndrome.IsRNR():
-		if r.waitingRNR && sequence == r.una {
+		if q.recovery.waitingRNR && sequence == q.recovery.una {
 			q.drop(roce.DropStaleResponse) // a duplicate: nothing was sent since the first one
 			return
 		}
 		r.lastSyndrome = syndrome
 		q.count(receivedRNRNAKs)
 		if implied := q.acknowledge(sequence); implied {
-			q.recover()
+			q.lost(lossTold)
 			return
 		}
 		q.waitRNR(syndrome)
 	case syndrome == roce.SyndromeNAKSequence:
 		q.count(receivedNAKs)
-		if r.waitingRNR {
+		if q.recovery.waitingRNR {
 			// rdma_rxe sends one for the packets behind a refused one. The wait goes on.
 			q.drop(roce.DropStaleResponse)
 			return
 		}
 		r.lastSyndrome = syndrome
 		q.acknowledge(sequence)
-		q.recover()
+		q.lost(lossTold)
 	case isFatal(syndrome):
 		r.lastSyndrome = syndrome
 		if implied := q.acknowledge(sequence); implied && !q.breaksRead(sequence) {
-			q.recover()
+			q.lost(lossTold)
 			return
 		}
 		q.fail(statusOf(syndrome))
@@ -106,7 +106,7 @@ func (q *QP) breaksRead(sequence uint64) bool {
 		return false
 	}
 	w := r.work(r.head)
-	return w.isRead() && sequence >= w.first && sequence < w.end() && r.una >= w.first
+	return w.isRead() && sequence >= w.first && sequence < w.end() && q.recovery.una >= w.first
 }
 
 func statusOf(syndrome roce.Syndrome) queue.WCStatus {
@@ -123,7 +123,7 @@ func statusOf(syndrome roce.Syndrome) queue.WCStatus {
 // then returns true: its response was lost, and the acknowledgement is a NAK of it (drivers/infiniband/hw/hfi1/rc.c: do_rc_ack).
 func (q *QP) acknowledge(upTo uint64) (implied bool) {
 	r := &q.requester
-	una := r.una
+	una := q.recovery.una
 	for i := r.head; i < r.tail && una < upTo; i++ {
 		w := r.work(i)
 		if w.end() <= una {
@@ -143,32 +143,16 @@ func (q *QP) acknowledge(upTo uint64) (implied bool) {
 // progress moves una forward and draws the consequences.
 func (q *QP) progress(una uint64) {
 	r := &q.requester
-	if una == r.una {
+	if una == q.recovery.una {
 		return
 	}
-	q.window.acknowledged(una - r.una)
-	q.flying.flight.acknowledged(q, una-r.una)
-	r.roundTrip.acknowledged(q.engine.now, una)
-	r.una = una
-	r.retries, r.rnrRetries = 0, 0
-	r.recovering = r.recovering && una <= r.recoverFrom
-	if r.cursor < una {
-		// Acknowledged while a resend was to come: it starts behind.
-		r.cursor = una
-		r.seekCurrent()
-	}
-	q.settle()
+	q.recovery.acknowledged(q.engine.now, una)
+	q.seekCurrent()
 	answered := 0
 	for answered < r.answerCount && r.answers[answered] <= una {
 		answered++
 	}
 	r.answerCount = copy(r.answers, r.answers[answered:r.answerCount])
-	// What was refused for lack of a receive was executed after all: there is nothing to wait for.
-	r.waitingRNR = false
-	q.stopTimer()
-	if r.cursor > una {
-		q.startAckTimer()
-	}
 	q.retire()
 	q.checkDrained()
 	q.engine.Ready(q)
@@ -178,7 +162,7 @@ func (q *QP) progress(una uint64) {
 // (IBTA volume 1, chapter 10, state SQD).
 func (q *QP) checkDrained() {
 	r := &q.requester
-	if q.state != StateSQD || r.drained || r.una != r.next || r.head < r.tail && r.work(r.head).first < r.next {
+	if q.state != StateSQD || r.drained || q.recovery.una != q.recovery.next || r.head < r.tail && r.work(r.head).first < q.recovery.next {
 		return
 	}
 	r.drained = true
@@ -194,12 +178,12 @@ func (q *QP) retire() {
 		w := r.work(r.head)
 		if w.status != queue.WCSuccess {
 			// It is the oldest and nothing of what was sent before it is open. In SQD it has not begun yet.
-			if r.una >= w.first && (q.state == StateRTS || w.first < r.next) {
+			if q.recovery.una >= w.first && (q.state == StateRTS || w.first < q.recovery.next) {
 				q.fail(w.status)
 			}
 			return
 		}
-		if w.end() > r.una || w.isLocal() && !w.done {
+		if w.end() > q.recovery.una || w.isLocal() && !w.done {
 			return
 		}
 		if !w.isLocal() {
@@ -228,10 +212,10 @@ func (q *QP) completeSend(w *work, status queue.WCStatus) {
 		Opcode:     w.wr.Opcode.Completed(),
 		ByteLen:    uint32(w.length),
 		QPN:        q.config.QPN,
-		PSN:        q.requestPSN(r.una),
+		PSN:        q.requestPSN(q.recovery.una),
 		Syndrome:   r.lastSyndrome,
-		Retries:    r.retries,
-		RNRRetries: r.rnrRetries,
+		Retries:    q.recovery.retries,
+		RNRRetries: q.recovery.rnrRetries,
 	}
 	if status == w.status { // not flushed, and not what the peer said
 		wc.VendorErr = uint32(w.fault)
@@ -274,10 +258,10 @@ func (q *QP) precede(w *work, sequence uint64) bool {
 	if !q.sends() {
 		return false
 	}
-	if implied || sequence != q.requester.una {
+	if implied || sequence != q.recovery.una {
 		q.count(impliedNAKs)
 		q.drop(roce.DropOutOfSequence)
-		q.recover()
+		q.lost(lossTold)
 		return false
 	}
 	return true
@@ -353,8 +337,8 @@ func (q *QP) fail(status queue.WCStatus) {
 		q.measure(w)
 		q.failure = queue.WC{
 			WRID: w.wr.WRID, Status: status, Opcode: w.wr.Opcode.Completed(), QPN: q.config.QPN,
-			PSN: q.requestPSN(r.una), Syndrome: r.lastSyndrome,
-			Retries: r.retries, RNRRetries: r.rnrRetries,
+			PSN: q.requestPSN(q.recovery.una), Syndrome: r.lastSyndrome,
+			Retries: q.recovery.retries, RNRRetries: q.recovery.rnrRetries,
 		}
 		if status == w.status {
 			q.failure.VendorErr = uint32(w.fault)
@@ -367,10 +351,10 @@ func (q *QP) fail(status queue.WCStatus) {
 // measure takes down the sizes of packets that Sizes tells, when the oldest request fails.
 func (q *QP) measure(w *work) {
 	r := &q.requester
-	if w.isLocal() || r.una < w.first {
+	if w.isLocal() || q.recovery.una < w.first {
 		return
 	}
-	done := (r.una - w.first) * q.mtu // of the request's payload, all in full packets
+	done := (q.recovery.una - w.first) * q.mtu // of the request's payload, all in full packets
 	if done > 0 {
 		r.answered = max(r.answered, q.mtu+1)
 	}
@@ -387,8 +371,7 @@ func (q *QP) Sizes() (answered, unanswered int) {
 func (q *QP) enterError() {
 	entered := q.state != StateError
 	q.setState(StateError)
-	q.stopTimer()
-	q.settle()
+	q.recovery.stop()
 	q.engine.Ready(q) // the responder may have a last word
 	q.flush()
 	if entered && q.config.SharedReceive {

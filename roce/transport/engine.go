@@ -88,10 +88,11 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 	qp.countAdmitted(p.Opcode)
 	if p.Info.Request {
 		qp.receiveRequest(p)
-		qp.flying.flight.move(qp, p.PayloadLength)
+		qp.recovery.moved(p.PayloadLength)
 	} else {
 		qp.receiveResponse(p)
 	}
+	qp.schedule()
 	e.verdict.Admitted = true
 	return e.verdict
 }
@@ -150,7 +151,8 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		if more {
 			e.Ready(qp)
 		}
-		qp.visited()
+		qp.schedule()
+		qp.recovery.share.emitted()
 		switch {
 		case more:
 			if n == 0 && stuck == nil {
@@ -198,13 +200,14 @@ func (e *Engine) Expire(now, by Time) {
 		qp := e.timers[0]
 		qp.timer.deadline = 0
 		e.timers.remove(qp)
-		qp.expire()
+		qp.expire(by)
+		qp.schedule()
 	}
 }
 
 // Remove forgets a QP: it is neither ready nor has a deadline afterwards.
 func (e *Engine) Remove(qp *QP) {
-	qp.stopTimer()
+	qp.setTimer(0)
 	e.Release(qp)
 }
 
@@ -225,7 +228,7 @@ func (e *Engine) Release(qp *QP) {
 func (e *Engine) Adopt(qp *QP) {
 	if qp.engine != e {
 		qp.Attach(e)
-		qp.requester.roundTrip.abandon() // the turn that goes on here may have begun before the one that asked
+		qp.recovery.roundTrip.abandon() // the turn that goes on here may have begun before the one that asked
 		qp.count(moves)
 	}
 	if qp.timer.deadline != 0 {

@@ -62,11 +62,10 @@ type QP struct {
 	ready                    bool
 	readyNext, readyPrevious *QP // in the engine's list
 	timer                    timer
-	flying                   flying
 
+	recovery  recovery
 	requester requester
 	responder responder
-	window    window
 	tally     tally
 	laidOut   roce.Opcode // of the packet that was written last
 	again     bool        // it was sent before
@@ -92,6 +91,7 @@ func NewQP(config Config) (*QP, error) {
 		config.Window = DefaultWindow
 	}
 	q := &QP{config: config, principal: &memory.Principal{Domain: config.Domain}}
+	q.recovery.init(q)
 	q.requester.init(&config)
 	q.responder.init(&config)
 	return q, nil
@@ -174,7 +174,7 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 		q.engine.joinFlight(q)
 	case to == StateRTS && q.state == StateRTR:
 		q.requester.start(q.attrs.MaxRDAtomic)
-		q.window.start(q.config.Window)
+		q.recovery.start(q.config.Window)
 		q.setState(StateRTS)
 		q.engine.Ready(q)
 	case to == StateRTS:
@@ -189,6 +189,7 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 	case to == StateError:
 		q.enterError()
 	}
+	q.schedule()
 	return nil
 }
 
@@ -223,6 +224,7 @@ func (q *QP) Fail(now Time, status queue.WCStatus) {
 	q.failure = queue.WC{Status: status, QPN: q.config.QPN}
 	q.fail(status)
 	q.raise(EventQPFatal)
+	q.schedule()
 }
 
 // reset brings the QP back to how it was made. Work requests still in the rings are dropped without a
@@ -230,6 +232,7 @@ func (q *QP) Fail(now Time, status queue.WCStatus) {
 func (q *QP) reset() {
 	q.engine.Remove(q)
 	q.engine.memory.InvalidateWindows(q.principal)
+	q.recovery.reset()
 	q.requester.reset(&q.config)
 	q.responder.reset(&q.config)
 	q.attrs = Attributes{}
@@ -298,10 +301,12 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 	return sent, true
 }
 
-// expire is called when the QP's deadline has passed.
-func (q *QP) expire() {
-	if q.sends() {
-		q.requesterExpired()
+// expire is called when a deadline of the QP had passed by a time.
+func (q *QP) expire(by Time) {
+	if q.recovery.expired(q.engine.now, by) {
+		q.unanswered()
+	} else {
+		q.engine.Ready(q)
 	}
 }
 

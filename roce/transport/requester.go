@@ -3,22 +3,17 @@ package transport
 // The requester turns send requests into request packets.
 //
 // Life of a send request: fetch copies it out of the ring, checks the copy and gives it its range of PSNs;
-// emitRequest writes its packets one by one, as far as the window, the peer's credits and the limit of READs and
-// atomics permit, setting the acknowledge bit often enough (local operations are executed instead: local.go);
-// completer.go retires it. A loss moves the cursor back (retransmit.go) and the same packets are made again from the same
-// memory.
-//
-// PSNs are kept as 64-bit sequence numbers whose low 24 bits, added to the first PSN, are the PSN on the
-// wire: comparisons need no care for the wrap. The cursor is where the next packet comes from; una <= cursor <= next.
+// emitRequest writes its packets one by one, as far as recovery (recovery.go), the peer's credits and the limit of READs and
+// atomics permit (local operations are executed instead: local.go); completer.go retires it. A loss moves the cursor of
+// recovery back, and the same packets are made again from the same memory.
 
 import (
+	"time"
+
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 )
-
-// origin is the first sequence number; a multiple of 2^24 large enough that nothing goes below 0.
-const origin = uint64(1) << 32
 
 // work is a send request in flight, the engine's own copy of it.
 type work struct {
@@ -55,13 +50,8 @@ type requester struct {
 	tail    uint64 // one past the newest that was fetched
 	current uint64 // the one that the cursor is in, or tail
 
-	una       uint64 // oldest sequence number not acknowledged
-	cursor    uint64 // next to send
-	next      uint64 // next that was never sent
 	allocated uint64 // first sequence number that belongs to no request
 	messages  uint64 // messages of all requests fetched so far
-
-	sinceAck uint64 // packets since the last that asked for an acknowledgement
 
 	// Ends of the requests in flight that the peer answers (READ, atomic, FLUSH, atomic write), oldest first.
 	answers     []uint64
@@ -69,20 +59,12 @@ type requester struct {
 
 	credits credits
 
-	retries, rnrRetries uint8 // used since the last progress
-	lastSyndrome        roce.Syndrome
-	waitingRNR          bool // the timer is the end of an RNR wait; nothing is sent
-	// recovering says that packets from recoverFrom on were sent again and none of that was acknowledged
-	// yet: further news of the same loss starts no second resend.
-	recovering  bool
-	recoverFrom uint64
+	lastSyndrome roce.Syndrome
 
 	answered   uint64 // one more than the largest payload of a packet of a request that is complete; 0 if none is
 	unanswered uint64 // the same of the packet that was not answered when the QP gave up
 
 	drained bool // in SQD: nothing that was started is open
-
-	roundTrip roundTrip
 }
 
 func (r *requester) init(config *Config) {
@@ -103,7 +85,7 @@ func (r *requester) init(config *Config) {
 }
 
 func (r *requester) start(maxRDAtomic uint8) {
-	r.una, r.cursor, r.next, r.allocated = origin, origin, origin, origin
+	r.allocated = origin
 	r.answers = make([]uint64, maxRDAtomic)
 	r.answerCount = 0
 }
@@ -115,10 +97,11 @@ func (r *requester) reset(config *Config) {
 
 // seekCurrent moves current on to the request that the cursor is in. Neither a request that failed nor a local
 // operation that was not executed is ever passed: nothing behind it may be sent.
-func (r *requester) seekCurrent() {
+func (q *QP) seekCurrent() {
+	r := &q.requester
 	for r.current < r.tail {
 		w := r.work(r.current)
-		if w.status != queue.WCSuccess || w.end() > r.cursor || w.isLocal() && !w.done {
+		if w.status != queue.WCSuccess || w.end() > q.recovery.cursor || w.isLocal() && !w.done {
 			return
 		}
 		r.current++
@@ -185,7 +168,7 @@ func (q *QP) validate(w *work, valid bool) queue.WCStatus {
 func (q *QP) mayStart(w *work) bool {
 	r := &q.requester
 	switch {
-	case w.first < r.next:
+	case w.first < q.recovery.next:
 		return true // it is sent again
 	case q.state == StateSQD:
 		return false
@@ -212,7 +195,7 @@ func takesReceive(o queue.Opcode) bool {
 func (q *QP) emitRequest(buffer []byte) int {
 	r := &q.requester
 	for range quantum {
-		if !q.sends() || r.waitingRNR {
+		if !q.sends() || q.recovery.holds(q.engine.now) {
 			return 0
 		}
 		// In SQD everything that was begun is fetched already, and what else there is must not be judged yet: attributes
@@ -225,7 +208,7 @@ func (q *QP) emitRequest(buffer []byte) int {
 			q.retire()
 			return 0
 		}
-		if r.cursor == w.first && !q.mayStart(w) {
+		if q.recovery.cursor == w.first && !q.mayStart(w) {
 			return 0
 		}
 		switch {
@@ -243,29 +226,22 @@ func (q *QP) emitRequest(buffer []byte) int {
 
 // emitMessage writes a packet of a SEND or WRITE.
 func (q *QP) emitMessage(w *work, buffer []byte) int {
-	r := &q.requester
-	inFlight := r.cursor - r.una
-	if inFlight >= q.window.size {
-		return 0
-	}
-	permitted, asked := q.takeOff(1)
+	ask, permitted := q.recovery.offer(1)
 	if !permitted {
 		return 0
 	}
-	index := r.cursor - w.first
+	sequence := q.recovery.cursor
+	index := sequence - w.first
 	offset := index * q.mtu
 	payload := min(q.mtu, w.length-offset)
 	last := index == w.count-1
+	ask = ask || last
 	opcode := messageOpcode(w.wr.Opcode, index == 0, last)
-	// Without the bit at the end of the window the sender would wait for an answer to a question that it
-	// never asked; on a resend it brings the earliest possible news.
-	ask := last || asked || r.sinceAck+1 >= q.window.ackInterval() || inFlight+1 >= q.window.size ||
-		r.recovering && r.cursor == r.recoverFrom
 	p := q.layOut(buffer, roce.BTHFields{
 		Opcode:     opcode,
 		Solicited:  last && w.wr.Flags&queue.SendSolicited != 0 && takesReceive(w.wr.Opcode),
 		AckRequest: ask,
-		PSN:        q.requestPSN(r.cursor),
+		PSN:        q.requestPSN(sequence),
 	}, int(payload))
 	info := opcode.Info()
 	extension := p.extension
@@ -283,11 +259,7 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 		q.stopAt(w, queue.WCLocProtErr)
 		return 0
 	}
-	if r.sinceAck++; ask {
-		r.sinceAck = 0
-	}
-	q.advance(w, 1)
-	q.took(int(payload))
+	q.advance(w, 1, int(payload), ask)
 	return q.seal(p)
 }
 
@@ -295,19 +267,19 @@ func (q *QP) emitMessage(w *work, buffer []byte) int {
 // from the cursor to the end of its chunk.
 func (q *QP) emitAnswered(w *work, buffer []byte) int {
 	r := &q.requester
-	index, packets := r.cursor-w.first, uint64(1)
+	sequence := q.recovery.cursor
+	index, packets := sequence-w.first, uint64(1)
 	if w.isRead() {
 		packets = min(w.chunk-index%w.chunk, w.count-index)
 	}
-	inFlight := r.cursor - r.una
 	switch {
 	case len(r.answers) == 0: // the limit was taken down to 0 in SQD
 		q.stopAt(w, queue.WCLocQPOpErr)
 		return 0
-	case r.answerCount >= len(r.answers), inFlight > 0 && inFlight+packets > q.window.size:
+	case r.answerCount >= len(r.answers):
 		return 0
 	}
-	if permitted, _ := q.takeOff(packets); !permitted {
+	if _, permitted := q.recovery.offer(packets); !permitted {
 		return 0
 	}
 	payload := 0
@@ -317,7 +289,7 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 	p := q.layOut(buffer, roce.BTHFields{
 		Opcode:     answeredOpcodes[w.wr.Opcode],
 		AckRequest: true,
-		PSN:        q.requestPSN(r.cursor),
+		PSN:        q.requestPSN(sequence),
 	}, payload)
 	reth := roce.RETHFields{VA: w.wr.RemoteAddr, RKey: w.wr.RKey}
 	switch w.wr.Opcode {
@@ -344,35 +316,68 @@ func (q *QP) emitAnswered(w *work, buffer []byte) int {
 		q.stopAt(w, queue.WCLocProtErr)
 		return 0
 	}
-	r.answers[r.answerCount] = r.cursor + packets
+	r.answers[r.answerCount] = sequence + packets
 	r.answerCount++
-	r.sinceAck = 0
-	q.advance(w, packets)
-	q.took(int(reth.Length))
+	q.advance(w, packets, int(reth.Length), true)
 	return q.seal(p)
 }
 
-// advance moves the cursor behind a packet that was written.
-func (q *QP) advance(w *work, packets uint64) {
+// advance goes on behind a packet that was written.
+func (q *QP) advance(w *work, packets uint64, bytes int, asked bool) {
 	r := &q.requester
-	if r.cursor < r.next {
+	starts := q.recovery.cursor == w.first
+	if again := q.recovery.sent(q.engine.now, packets, bytes, asked); again {
 		q.count(retransmitted)
 		q.again = true
-	} else if !takesReceive(w.wr.Opcode) && (r.cursor == w.first || w.isRead()) {
+	} else if !takesReceive(w.wr.Opcode) && (starts || w.isRead()) {
 		r.credits.sentFreely()
 	}
-	if r.sinceAck == 0 && r.cursor == r.next {
-		r.roundTrip.asked(q.engine.now, r.cursor)
+	if q.recovery.cursor == w.end() {
+		q.seekCurrent() // in a resend also past local operations: they were executed
 	}
-	r.cursor += packets
-	r.next = max(r.next, r.cursor)
-	q.settle()
-	if r.cursor == w.end() {
-		r.seekCurrent() // in a resend also past local operations: they were executed
+}
+
+// lost goes back to the oldest packet that was not acknowledged, unless that is being done already.
+func (q *QP) lost(kind loss) {
+	switch q.recovery.lost(q.engine.now, kind) {
+	case actionResend:
+		q.count(recoveries)
+		q.rewind()
+	case actionGiveUp:
+		q.count(retriesExceeded)
+		q.fail(queue.WCRetryExcErr)
 	}
-	if q.timer.deadline == 0 {
-		q.startAckTimer()
+}
+
+// waitRNR holds everything until the peer's time has passed, then resends.
+func (q *QP) waitRNR(syndrome roce.Syndrome) {
+	switch q.recovery.refused(q.engine.now, Time(roce.RNRTimer(syndrome.Value())/time.Nanosecond)) {
+	case actionResend:
+		q.rewind()
+	case actionGiveUp:
+		q.count(rnrRetriesExceeded)
+		q.fail(queue.WCRNRRetryExcErr)
 	}
+}
+
+// rewind follows the cursor of recovery back.
+func (q *QP) rewind() {
+	r := &q.requester
+	r.current = r.head
+	q.seekCurrent()
+	for r.answerCount > 0 && r.answers[r.answerCount-1] > q.recovery.cursor {
+		r.answerCount--
+	}
+	q.engine.Ready(q)
+}
+
+// unanswered is called when the ACK timeout has passed.
+func (q *QP) unanswered() {
+	q.count(timeouts)
+	if (q.recovery.retries > 0 || q.attrs.RetryCount == 0) && q.config.Events != nil {
+		q.config.Events.Unanswered(q.attrs.Path)
+	}
+	q.lost(lossTimer)
 }
 
 // stopAt marks a request that cannot be sent further because of a local fault. Earlier requests still run

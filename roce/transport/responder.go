@@ -66,7 +66,6 @@ type responder struct {
 	savedNext    uint64
 	limit        uint64 // max_dest_rd_atomic
 	responsesDue int    // saved requests with responses due
-	answersLong  bool   // a long READ is or was among them since none was due
 
 	established bool // the first request of the peer has come
 

@@ -21,7 +21,7 @@ func (q *QP) emitResponse(buffer []byte) int {
 		if r.answer.pending && s.next > r.answer.sequence {
 			break
 		}
-		if !q.mayAnswer(s) {
+		if !q.recovery.mayRespond(q.engine.now, s.count, int(q.mtu)) {
 			return 0
 		}
 		if n := q.emitSavedResponse(s, buffer); n > 0 {
@@ -29,7 +29,7 @@ func (q *QP) emitResponse(buffer []byte) int {
 		}
 	}
 	if r.responsesDue == 0 {
-		r.answersLong = false
+		q.recovery.answersLong = false
 	}
 	if !r.answer.pending {
 		return 0

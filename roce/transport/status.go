@@ -30,17 +30,18 @@ type Status struct {
 
 // Status returns where the QP stands.
 func (q *QP) Status() Status {
-	r := &q.requester
+	r, recovery := &q.requester, &q.recovery
 	s := Status{
-		State: q.state, Window: q.window.size, Requests: r.tail - r.head,
-		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
-		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
+		State: q.state, Window: recovery.window, Requests: r.tail - r.head,
+		Retries: recovery.retries, RNRRetries: recovery.rnrRetries, WaitingRNR: recovery.waitingRNR, Recovering: recovery.recovering,
+		RoundTrip: recovery.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
 		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
 		Failure: q.failure, Counters: q.tally.counters(),
 	}
-	if r.next >= origin {
-		s.UnacknowledgedPSN, s.SendPSN, s.NextPSN = q.requestPSN(r.una), q.requestPSN(r.cursor), q.requestPSN(r.next)
-		s.InFlight = r.next - r.una
+	if recovery.next >= origin {
+		s.UnacknowledgedPSN, s.SendPSN = q.requestPSN(recovery.una), q.requestPSN(recovery.cursor)
+		s.NextPSN = q.requestPSN(recovery.next)
+		s.InFlight = recovery.next - recovery.una
 	}
 	if q.responder.expected >= origin {
 		s.ExpectedPSN = q.expectedPSN(q.responder.expected)

@@ -78,22 +78,8 @@ func (e *Engine) SetTap(t Tap) { e.tap = t }
 // Receive processes a packet for qp, one that Packet.Parse has accepted, and returns what became of it. The packet is only
 // looked at during the call.
 func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
-	e.now = now
-	qp.countReceived(p)
-	e.verdict = Verdict{}
-	if reason := qp.admit(p); reason != roce.DropNone {
-		qp.drop(reason)
-		return e.verdict
-	}
-	qp.countAdmitted(p.Opcode)
-	if p.Info.Request {
-		qp.receiveRequest(p)
-		qp.recovery.moved(p.PayloadLength)
-	} else {
-		qp.receiveResponse(p)
-	}
-	qp.schedule()
-	e.verdict.Admitted = true
+	e.now, e.verdict = now, Verdict{}
+	qp.receive(p)
 	return e.verdict
 }
 
@@ -151,7 +137,6 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		if more {
 			e.Ready(qp)
 		}
-		qp.schedule()
 		qp.recovery.share.emitted()
 		switch {
 		case more:
@@ -200,7 +185,7 @@ func (e *Engine) Expire(now, by Time) {
 		qp := e.timers[0]
 		qp.timer.deadline = 0
 		e.timers.remove(qp)
-		qp.expire(by)
+		qp.service.expire(by)
 		qp.schedule()
 	}
 }

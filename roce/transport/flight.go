@@ -105,7 +105,7 @@ func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
 // joinFlight makes a QP one of those that share the way to its peer, with what it has in flight already.
 func (e *Engine) joinFlight(q *QP) {
 	s := &q.recovery.share
-	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTR || s.flight != nil {
+	if e.buffers.Count == 0 || q.path.transmitter != nil || q.state < StateRTR || s.flight != nil {
 		return
 	}
 	peer := q.attrs.Path.Destination
@@ -122,7 +122,7 @@ func (e *Engine) joinFlight(q *QP) {
 	f.members++
 	// The longest packet: an extension header of at most 28 bytes (AtomicETH) has no payload, one of 20 (RETH and immediate data) does.
 	const extension = roce.RETHLength + roce.ImmDtLength
-	length := uint64(q.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
+	length := uint64(q.path.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
 	size := uint64(e.buffers.Size)
 	*s = share{qp: q, flight: f, buffers: (length + size - 1) / size, since: f.age, age: f.age}
 	q.recovery.settle()

@@ -82,6 +82,10 @@ type recovery struct {
 	// answersLong says that a long READ is or was among the requests of the peer since none was due (pace.go).
 	answersLong bool
 
+	// One more than the largest payload of a packet that was answered, and than that of the packet that was not when the QP gave
+	// up; 0 if there is none.
+	answeredSize, unansweredSize int
+
 	roundTrip roundTrip
 }
 
@@ -307,6 +311,12 @@ func (r *recovery) moved(bytes int) {
 		f.moved(bytes)
 	}
 }
+
+// answered notes the payload in bytes of a packet that was answered, the largest of its message.
+func (r *recovery) answered(bytes int) { r.answeredSize = max(r.answeredSize, bytes+1) }
+
+// unanswered notes that of the packet that was not, when the QP gives up.
+func (r *recovery) unanswered(bytes int) { r.unansweredSize = bytes + 1 }
 
 // marked notes that a packet of the peer has met congestion.
 func (r *recovery) marked(now Time) { r.congestion.marked(r, now) }

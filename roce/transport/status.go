@@ -30,21 +30,13 @@ type Status struct {
 
 // Status returns where the QP stands.
 func (q *QP) Status() Status {
-	r, recovery := &q.requester, &q.recovery
+	r := &q.recovery
 	s := Status{
-		State: q.state, Window: recovery.window, Requests: r.tail - r.head,
-		Retries: recovery.retries, RNRRetries: recovery.rnrRetries, WaitingRNR: recovery.waitingRNR, Recovering: recovery.recovering,
-		RoundTrip: recovery.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
-		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
+		State: q.state, Window: r.window,
+		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
+		RoundTrip: r.roundTrip.smoothed, LastSyndrome: roce.SyndromeNone,
 		Failure: q.failure, Counters: q.tally.counters(),
 	}
-	if recovery.next >= origin {
-		s.UnacknowledgedPSN, s.SendPSN = q.requestPSN(recovery.una), q.requestPSN(recovery.cursor)
-		s.NextPSN = q.requestPSN(recovery.next)
-		s.InFlight = recovery.next - recovery.una
-	}
-	if q.responder.expected >= origin {
-		s.ExpectedPSN = q.expectedPSN(q.responder.expected)
-	}
+	q.service.status(&s)
 	return s
 }

@@ -296,7 +296,7 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 		reason = s.packet.CheckICRC(segments)
 	}
 	if reason == roce.DropNone && !s.has(q) {
-		if reason = q.expects(&s.packet); reason == roce.DropNone {
+		if reason = q.transport.Screen(&s.packet); reason == roce.DropNone {
 			if s.handOver(q, segments) {
 				s.engine.CountHandedOver()
 				return

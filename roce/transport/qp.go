@@ -56,7 +56,8 @@ type QP struct {
 	engine    *Engine
 	service   service
 	state     State
-	shared    atomic.Uint32 // state, for State
+	shared    atomic.Uint32          // state, for State
+	screen    atomic.Pointer[screen] // nil without a connection
 	attrs     Attributes
 	path      path
 	mtu       uint64 // path MTU in bytes
@@ -182,6 +183,7 @@ func (q *QP) enter(to State, mask AttributeMask) {
 		q.path = path{
 			template: roce.NewHeaderTemplate(q.attrs.Path), destination: q.attrs.DestinationQPN, transmitter: q.attrs.Loopback,
 		}
+		q.screen.Store(&screen{own: q.attrs.Path.Source, peer: q.attrs.Path.Destination})
 		q.engine.leaveFlight(q)
 		q.engine.joinFlight(q)
 	}
@@ -235,6 +237,7 @@ func (q *QP) reset() {
 	q.recovery.reset()
 	q.service.reset()
 	q.attrs, q.path = Attributes{}, path{}
+	q.screen.Store(nil)
 	q.failure = queue.WC{}
 	q.setState(StateReset)
 }

@@ -344,7 +344,7 @@ func (d *Device) Counters() (transport.Counters, link.Counters) {
 // counters returns the counts of the shard and of its queue.
 func (s *Shard) counters() (transport.Counters, link.Counters) {
 	s.mu.Lock()
-	t := *s.engine.Counters()
+	t := s.engine.Counters()
 	s.unlock()
 	return t, s.queue.Counters()
 }

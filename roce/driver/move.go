@@ -132,7 +132,7 @@ func (s *Shard) letGo() {
 			continue // a packet came in elsewhere meanwhile
 		}
 		to := q.arrivals.at
-		if q.within.Load() || s.inboxFrom(to).ring.Waiting() > 0 || s.queue.Pending() {
+		if q.within.Load() || !q.transport.Mobile() || s.inboxFrom(to).ring.Waiting() > 0 || s.queue.Pending() {
 			continue
 		}
 		s.engine.Release(q.transport)

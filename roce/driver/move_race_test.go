@@ -102,7 +102,7 @@ func TestMovesBesideEverything(t *testing.T) {
 		sum.Add(&c)
 		for _, q := range s.qps() {
 			require.Nil(t, q.place.Load().to)
-			require.Same(t, q.lock().engine.Counters(), q.shard().engine.Counters())
+			require.Same(t, q.lock().engine, q.shard().engine)
 			q.shard().unlock()
 			require.EqualValues(t, 1<<q.shard().index, q.config.SendCQ.shards.bits.Load())
 		}

@@ -48,8 +48,7 @@ type QP struct {
 	events eventState
 	ended  atomic.Bool // a CQ of the QP overran (CQ.fire)
 	within atomic.Bool // its peer is within the process: what says so and comes from the wire is a forgery
-	ends   atomic.Pointer[ends]
-	fatal  bool // EventQPFatal was raised; guarded by the shard's lock
+	fatal  bool        // EventQPFatal was raised; guarded by the shard's lock
 
 	closed  atomic.Bool
 	control sync.Mutex     // held by Modify and Close while they change something
@@ -60,21 +59,6 @@ type QP struct {
 	recvMu  sync.Mutex
 	receive *queue.Producer
 	posted  *queue.Consumer // the engine's end of the receive queue
-}
-
-// ends are the addresses of a connection, for shards where the QP is not at home; it has none in RESET and INIT.
-type ends struct{ own, peer roce.GID }
-
-// expects says why a packet cannot be of the QP's connection, as far as that shows without the lock of its home. Its home checks
-// everything again.
-func (q *QP) expects(p *roce.Packet) roce.DropReason {
-	switch e := q.ends.Load(); {
-	case e == nil:
-		return roce.DropQPState
-	case p.Source != e.peer || p.Destination != e.own:
-		return roce.DropAddressMismatch
-	}
-	return roce.DropNone
 }
 
 // CreateQP makes a queue pair in state RESET.
@@ -328,10 +312,8 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	err := q.transport.Modify(q.device.options.Clock(), a, mask)
 	if err == nil && mask&transport.MaskAV != 0 {
 		q.within.Store(loop != nil) // from here on it stays where it is
-		q.ends.Store(&ends{own: a.Path.Source, peer: a.Path.Destination})
 	}
 	if err == nil && q.transport.State() == transport.StateReset {
-		q.ends.Store(nil)
 		q.fatal = false
 	}
 	if q.closed.Load() {

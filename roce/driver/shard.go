@@ -296,9 +296,9 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 		reason = s.packet.CheckICRC(segments)
 	}
 	if reason == roce.DropNone && !s.has(q) {
-		if reason = q.expects(&s.packet); reason == roce.DropNone {
+		if reason = q.transport.Screen(&s.packet); reason == roce.DropNone {
 			if s.handOver(q, segments) {
-				s.engine.Counters().HandedOver++
+				s.engine.CountHandedOver()
 				return
 			}
 			reason = roce.DropInboxFull
@@ -331,7 +331,7 @@ func (s *Shard) process(now transport.Time, q *QP, reason roce.DropReason, segme
 	if reason == roce.DropNone {
 		verdict = s.engine.Receive(now, q.transport, &s.packet)
 	} else {
-		s.engine.Counters().Drops[reason]++
+		s.engine.CountDrop(reason)
 	}
 	if len(s.taps) > 0 {
 		s.captureReceived(now, q, verdict, segments)

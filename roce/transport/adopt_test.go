@@ -27,13 +27,13 @@ func TestAdopt(t *testing.T) {
 		d.engine.Ready(q)
 	}
 
-	before := *d.engine.Counters()
+	before := d.engine.Counters()
 	d.engine.Release(d.qp)
 	_, timed = d.engine.NextDeadline()
 	require.False(t, timed)
-	require.Equal(t, d.qp.requester.una+1, d.qp.requester.next)
+	require.Equal(t, d.qp.recovery.una+1, d.qp.recovery.next)
 	require.Zero(t, d.engine.Emit(2, 100, &d.sink))
-	require.Equal(t, before, *d.engine.Counters())
+	require.Equal(t, before, d.engine.Counters())
 	require.True(t, d.engine.Idle())
 
 	other := NewEngine(d.table.NewUser())

@@ -148,39 +148,16 @@ var (
 // MaxRDAtomic is the largest MaxRDAtomic and MaxDestRDAtomic.
 const MaxRDAtomic = 128
 
+// transition is a change of state, or of attributes in a state, that a service has. Any state goes to RESET, and any but RESET to ERR,
+// without attributes, in all services.
 type transition struct {
 	from, to State
 	required AttributeMask
 	optional AttributeMask
 }
 
-// transitions are those of an RC QP, after qp_state_table in drivers/infiniband/core/verbs.c. Any state
-// goes to RESET, and any but RESET to ERR, without attributes. ALT_PATH and PATH_MIG_STATE do not exist on RoCE.
-var transitions = []transition{
-	{from: StateReset, to: StateInit, required: MaskPKeyIndex | MaskPort | MaskAccess},
-	{from: StateInit, to: StateInit, optional: MaskPKeyIndex | MaskPort | MaskAccess},
-	{
-		from: StateInit, to: StateRTR,
-		required: MaskAV | MaskPathMTU | MaskDestinationQPN | MaskRQPSN | MaskMaxDestRDAtomic | MaskMinRNRTimer,
-		optional: MaskAccess | MaskPKeyIndex,
-	},
-	{
-		from: StateRTR, to: StateRTS,
-		required: MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxRDAtomic,
-		optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer,
-	},
-	{from: StateRTS, to: StateRTS, optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
-	{from: StateRTS, to: StateSQD, optional: MaskEnSQDNotify},
-	{from: StateSQD, to: StateRTS, optional: MaskCurrentState | MaskAccess | MaskMinRNRTimer},
-	{
-		from: StateSQD, to: StateSQD,
-		optional: MaskPort | MaskAV | MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskMaxRDAtomic |
-			MaskMaxDestRDAtomic | MaskAccess | MaskPKeyIndex | MaskMinRNRTimer,
-	},
-}
-
 // checkTransition says whether a QP in state from may be modified with these attributes.
-func checkTransition(from State, a *Attributes, mask AttributeMask) error {
+func checkTransition(transitions []transition, from State, a *Attributes, mask AttributeMask) error {
 	if mask&MaskCurrentState != 0 && a.CurrentState != from {
 		return fmt.Errorf("%w: the QP is in %v, CUR_STATE says %v", ErrTransition, from, a.CurrentState)
 	}

@@ -262,7 +262,7 @@ func TestResetForgets(t *testing.T) {
 		require.NoError(t, q.Modify(1, &Attributes{State: StateReset}, MaskState))
 		require.Equal(t, Attributes{}, q.Attributes())
 		require.Equal(t, queue.WC{}, q.Failure())
-		require.Equal(t, roce.SyndromeNone, q.requester.lastSyndrome)
+		require.Equal(t, roce.SyndromeNone, q.Status().LastSyndrome)
 		require.True(t, q.engine.Idle())
 	}
 }

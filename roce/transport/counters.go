@@ -42,39 +42,120 @@ type Counters struct {
 // opcodeMask takes the operation out of an opcode.
 const opcodeMask = 0x1F
 
-// names are the names of the counters, those of Linux where one exists.
-var names = [...]struct {
-	name string
-	of   func(*Counters) *uint64
+// counter is one of the things that are counted, as an index: the data path counts with count, without a look at what it is.
+type counter uint8
+
+const (
+	sentPackets counter = iota
+	receivedPackets
+	sentBytes
+	receivedBytes
+	retransmitted
+	recoveries
+	timeouts
+	impliedNAKs
+	duplicateRequests
+	outOfSequence
+	sentSequenceNAKs
+	receivedNAKs
+	sentRNRNAKs
+	receivedRNRNAKs
+	sentFatalNAKs
+	retriesExceeded
+	rnrRetriesExceeded
+	handedOver
+	moves
+	completionsDropped
+	checksumsIgnored
+	counterKinds
+)
+
+// tally is what the data path counts in.
+type tally struct {
+	counts         [counterKinds]uint64
+	drops          [roce.DropReasons]uint64
+	sent, received [opcodeMask + 1]uint64 // packets by opcode
+}
+
+// counters are the counts in the form that others read.
+func (t *tally) counters() Counters {
+	c := Counters{Drops: t.drops, SentOpcodes: t.sent, ReceivedOpcodes: t.received}
+	for k, n := range t.counts {
+		*counterTable[k].field(&c) = n
+	}
+	return c
+}
+
+// count counts one for the QP and for its engine.
+func (q *QP) count(k counter) { q.countMany(k, 1) }
+
+func (q *QP) countMany(k counter, n uint64) {
+	q.tally.counts[k] += n
+	q.engine.tally.counts[k] += n
+}
+
+// drop counts a packet that is of no use, and says so in the verdict on it.
+func (q *QP) drop(reason roce.DropReason) {
+	q.tally.drops[reason]++
+	q.engine.tally.drops[reason]++
+	q.engine.verdict.Dropped = reason
+}
+
+// countSent counts a frame that was written.
+func (q *QP) countSent(opcode roce.Opcode) {
+	q.count(sentPackets)
+	q.tally.sent[opcode&opcodeMask]++
+	q.engine.tally.sent[opcode&opcodeMask]++
+}
+
+// countReceived counts a packet that has reached the QP.
+func (q *QP) countReceived(p *roce.Packet) {
+	q.count(receivedPackets)
+	q.countMany(receivedBytes, uint64(p.PayloadLength))
+	if p.ChecksumWrong {
+		q.count(checksumsIgnored)
+	}
+}
+
+// countAdmitted counts a packet that has passed the checks of admit.
+func (q *QP) countAdmitted(opcode roce.Opcode) {
+	q.tally.received[opcode&opcodeMask]++
+	q.engine.tally.received[opcode&opcodeMask]++
+}
+
+// counterTable has the name of each counter, that of Linux where one exists, and its field.
+var counterTable = [counterKinds]struct {
+	name  string
+	field func(*Counters) *uint64
 }{
-	{"sent_pkts", func(c *Counters) *uint64 { return &c.SentPackets }},
-	{"rcvd_pkts", func(c *Counters) *uint64 { return &c.ReceivedPackets }},
-	{"sent_bytes", func(c *Counters) *uint64 { return &c.SentBytes }},
-	{"rcvd_bytes", func(c *Counters) *uint64 { return &c.ReceivedBytes }},
-	{"retransmitted_pkts", func(c *Counters) *uint64 { return &c.Retransmitted }},
-	{"completer_retry_err", func(c *Counters) *uint64 { return &c.Recoveries }},
-	{"local_ack_timeout_err", func(c *Counters) *uint64 { return &c.Timeouts }},
-	{"implied_nak_seq_err", func(c *Counters) *uint64 { return &c.ImpliedNAKs }},
-	{"duplicate_request", func(c *Counters) *uint64 { return &c.DuplicateRequests }},
-	{"out_of_seq_request", func(c *Counters) *uint64 { return &c.OutOfSequence }},
-	{"send_seq_err", func(c *Counters) *uint64 { return &c.SentSequenceNAKs }},
-	{"rcvd_seq_err", func(c *Counters) *uint64 { return &c.ReceivedNAKs }},
-	{"send_rnr_err", func(c *Counters) *uint64 { return &c.SentRNRNAKs }},
-	{"rcvd_rnr_err", func(c *Counters) *uint64 { return &c.ReceivedRNRNAKs }},
-	{"send_fatal_nak", func(c *Counters) *uint64 { return &c.SentFatalNAKs }},
-	{"retry_exceeded_err", func(c *Counters) *uint64 { return &c.RetriesExceeded }},
-	{"retry_rnr_exceeded_err", func(c *Counters) *uint64 { return &c.RNRRetriesExceeded }},
-	{"handed_over", func(c *Counters) *uint64 { return &c.HandedOver }},
-	{"moves", func(c *Counters) *uint64 { return &c.Moves }},
-	{"dropped_cqe", func(c *Counters) *uint64 { return &c.CompletionsDropped }},
-	{"udp_checksum_ignored", func(c *Counters) *uint64 { return &c.ChecksumsIgnored }},
+	sentPackets:        {"sent_pkts", func(c *Counters) *uint64 { return &c.SentPackets }},
+	receivedPackets:    {"rcvd_pkts", func(c *Counters) *uint64 { return &c.ReceivedPackets }},
+	sentBytes:          {"sent_bytes", func(c *Counters) *uint64 { return &c.SentBytes }},
+	receivedBytes:      {"rcvd_bytes", func(c *Counters) *uint64 { return &c.ReceivedBytes }},
+	retransmitted:      {"retransmitted_pkts", func(c *Counters) *uint64 { return &c.Retransmitted }},
+	recoveries:         {"completer_retry_err", func(c *Counters) *uint64 { return &c.Recoveries }},
+	timeouts:           {"local_ack_timeout_err", func(c *Counters) *uint64 { return &c.Timeouts }},
+	impliedNAKs:        {"implied_nak_seq_err", func(c *Counters) *uint64 { return &c.ImpliedNAKs }},
+	duplicateRequests:  {"duplicate_request", func(c *Counters) *uint64 { return &c.DuplicateRequests }},
+	outOfSequence:      {"out_of_seq_request", func(c *Counters) *uint64 { return &c.OutOfSequence }},
+	sentSequenceNAKs:   {"send_seq_err", func(c *Counters) *uint64 { return &c.SentSequenceNAKs }},
+	receivedNAKs:       {"rcvd_seq_err", func(c *Counters) *uint64 { return &c.ReceivedNAKs }},
+	sentRNRNAKs:        {"send_rnr_err", func(c *Counters) *uint64 { return &c.SentRNRNAKs }},
+	receivedRNRNAKs:    {"rcvd_rnr_err", func(c *Counters) *uint64 { return &c.ReceivedRNRNAKs }},
+	sentFatalNAKs:      {"send_fatal_nak", func(c *Counters) *uint64 { return &c.SentFatalNAKs }},
+	retriesExceeded:    {"retry_exceeded_err", func(c *Counters) *uint64 { return &c.RetriesExceeded }},
+	rnrRetriesExceeded: {"retry_rnr_exceeded_err", func(c *Counters) *uint64 { return &c.RNRRetriesExceeded }},
+	handedOver:         {"handed_over", func(c *Counters) *uint64 { return &c.HandedOver }},
+	moves:              {"moves", func(c *Counters) *uint64 { return &c.Moves }},
+	completionsDropped: {"dropped_cqe", func(c *Counters) *uint64 { return &c.CompletionsDropped }},
+	checksumsIgnored:   {"udp_checksum_ignored", func(c *Counters) *uint64 { return &c.ChecksumsIgnored }},
 }
 
 // Named returns the counters by name, those that are zero included, but without drops and opcodes.
 func (c *Counters) Named() map[string]uint64 {
-	m := make(map[string]uint64, len(names))
-	for _, n := range names {
-		m[n.name] = *n.of(c)
+	m := make(map[string]uint64, len(counterTable))
+	for _, n := range counterTable {
+		m[n.name] = *n.field(c)
 	}
 	return m
 }
@@ -108,8 +189,8 @@ func byOpcode(counts *[opcodeMask + 1]uint64) map[string]uint64 {
 
 // Add adds the counts of o to c.
 func (c *Counters) Add(o *Counters) {
-	for _, n := range names {
-		*n.of(c) += *n.of(o)
+	for _, n := range counterTable {
+		*n.field(c) += *n.field(o)
 	}
 	for i := range c.Drops {
 		c.Drops[i] += o.Drops[i]

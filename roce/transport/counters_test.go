@@ -34,6 +34,7 @@ func TestCountersAddAll(t *testing.T) {
 	require.Equal(t, 2*one.ReceivedOpcodes[opcodeMask], sum.ReceivedOpcodes[opcodeMask])
 	named := one.Named()
 	require.Len(t, named, plain)
+	require.EqualValues(t, counterKinds, plain, "each field is counted")
 	require.Equal(t, one.Timeouts, named["local_ack_timeout_err"])
 	require.Len(t, one.Dropped(), int(roce.DropReasons))
 	require.Equal(t, one.Drops[roce.DropICRC], one.Dropped()["icrc_bad"])

@@ -86,7 +86,9 @@ func newDrainer(t *testing.T) *drainer {
 }
 
 // post posts SENDs and lets the QP send what it may; it returns how many frames that were.
-func (d *drainer) post(count int) int {
+func (d *drainer) post(count int) int { return d.postAt(1, count) }
+
+func (d *drainer) postAt(now Time, count int) int {
 	for range count {
 		d.sent++
 		wr := queue.SendWR{WRID: d.sent, Opcode: queue.Send, Flags: queue.SendSignaled}
@@ -94,24 +96,31 @@ func (d *drainer) post(count int) int {
 	}
 	before := d.sink.frames
 	d.engine.Ready(d.qp)
-	d.engine.Emit(1, 100, &d.sink)
+	d.engine.Emit(now, 100, &d.sink)
 	return d.sink.frames - before
 }
 
 // acknowledge acknowledges everything up to the n-th SEND.
 func (d *drainer) acknowledge(n uint64) {
-	template := roce.NewHeaderTemplate(roce.Path{Source: roce.GID{15: 2}, Destination: roce.GID{15: 1}})
+	fields := roce.BTHFields{Opcode: roce.RCAcknowledge, PSN: valid().SQPSN.Add(uint32(n - 1))}
+	aeth := make([]byte, roce.AETHLength)
+	roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits, MSN: uint32(n)}.Put(aeth)
+	d.engine.Receive(1, d.qp, d.packet(roce.GID{15: 2}, 0, fields, aeth...))
+}
+
+// packet is one for the QP from an address, with a traffic class and with what follows the BTH.
+func (d *drainer) packet(from roce.GID, class uint8, fields roce.BTHFields, rest ...byte) *roce.Packet {
+	template := roce.NewHeaderTemplate(roce.Path{Source: from, Destination: roce.GID{15: 1}, TrafficClass: class})
 	start := template.Length()
-	frame := make([]byte, start+roce.BTHLength+roce.AETHLength+roce.ICRCLength)
+	frame := make([]byte, start+roce.BTHLength+len(rest)+roce.ICRCLength)
 	template.Put(frame)
-	roce.BTHFields{
-		Opcode: roce.RCAcknowledge, PSN: valid().SQPSN.Add(uint32(n - 1)), PKey: defaultPKey, DestinationQPN: 0x1234,
-	}.Put(frame[start:])
-	roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits, MSN: uint32(n)}.Put(frame[start+roce.BTHLength:])
+	fields.PKey, fields.DestinationQPN = defaultPKey, 0x1234
+	fields.Put(frame[start:])
+	copy(frame[start+roce.BTHLength:], rest)
 	template.Seal(frame)
 	var p roce.Packet
 	require.Equal(d.t, roce.DropNone, p.Parse([][]byte{frame}))
-	d.engine.Receive(1, d.qp, &p)
+	return &p
 }
 
 func (d *drainer) to(state State, notify bool) {

@@ -50,11 +50,11 @@ type Engine struct {
 	// Ready QPs may have something to send; first in, first out, linked through the QPs.
 	readyHead, readyTail *QP
 
-	timers   timerHeap
-	buffers  Buffers
-	flights  map[roce.GID]*flight // by peer
-	lines    *flight              // the flights in which QPs wait
-	counters Counters
+	timers  timerHeap
+	buffers Buffers
+	flights map[roce.GID]*flight // by peer
+	lines   *flight              // the flights in which QPs wait
+	tally   tally
 
 	tap     Tap     // or nil
 	verdict Verdict // on the packet that is being received
@@ -63,8 +63,14 @@ type Engine struct {
 // NewEngine makes an engine whose accesses to user memory go through user.
 func NewEngine(user *memory.User) *Engine { return &Engine{memory: user} }
 
-// Counters returns the counts of all QPs of the engine since it was made. The caller may add to them.
-func (e *Engine) Counters() *Counters { return &e.counters }
+// Counters returns the counts of all QPs of the engine since it was made, and those of CountDrop and CountHandedOver.
+func (e *Engine) Counters() Counters { return e.tally.counters() }
+
+// CountDrop counts a packet that was dropped on its way to a QP.
+func (e *Engine) CountDrop(reason roce.DropReason) { e.tally.drops[reason]++ }
+
+// CountHandedOver counts a packet that came in here for a QP of another engine.
+func (e *Engine) CountHandedOver() { e.tally.counts[handedOver]++ }
 
 // SetTap has a Tap shown what is sent from now on; nil ends that.
 func (e *Engine) SetTap(t Tap) { e.tap = t }
@@ -72,29 +78,8 @@ func (e *Engine) SetTap(t Tap) { e.tap = t }
 // Receive processes a packet for qp, one that Packet.Parse has accepted, and returns what became of it. The packet is only
 // looked at during the call.
 func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
-	e.now = now
-	for _, c := range qp.counts {
-		c.ReceivedPackets++
-		c.ReceivedBytes += uint64(p.PayloadLength)
-		if p.ChecksumWrong {
-			c.ChecksumsIgnored++
-		}
-	}
-	e.verdict = Verdict{}
-	if reason := qp.admit(p); reason != roce.DropNone {
-		qp.drop(reason)
-		return e.verdict
-	}
-	for _, c := range qp.counts {
-		c.ReceivedOpcodes[p.Opcode&opcodeMask]++
-	}
-	if p.Info.Request {
-		qp.receiveRequest(p)
-		qp.flying.flight.move(qp, p.PayloadLength)
-	} else {
-		qp.receiveResponse(p)
-	}
-	e.verdict.Admitted = true
+	e.now, e.verdict = now, Verdict{}
+	qp.receive(p)
 	return e.verdict
 }
 
@@ -152,7 +137,7 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		if more {
 			e.Ready(qp)
 		}
-		qp.visited()
+		qp.recovery.share.emitted()
 		switch {
 		case more:
 			if n == 0 && stuck == nil {
@@ -200,13 +185,14 @@ func (e *Engine) Expire(now, by Time) {
 		qp := e.timers[0]
 		qp.timer.deadline = 0
 		e.timers.remove(qp)
-		qp.expire()
+		qp.service.expire(by)
+		qp.schedule()
 	}
 }
 
 // Remove forgets a QP: it is neither ready nor has a deadline afterwards.
 func (e *Engine) Remove(qp *QP) {
-	qp.stopTimer()
+	qp.setTimer(0)
 	e.Release(qp)
 }
 
@@ -227,10 +213,8 @@ func (e *Engine) Release(qp *QP) {
 func (e *Engine) Adopt(qp *QP) {
 	if qp.engine != e {
 		qp.Attach(e)
-		qp.requester.roundTrip.abandon() // the turn that goes on here may have begun before the one that asked
-		for _, c := range qp.counts {
-			c.Moves++
-		}
+		qp.recovery.roundTrip.abandon() // the turn that goes on here may have begun before the one that asked
+		qp.count(moves)
 	}
 	if qp.timer.deadline != 0 {
 		qp.setTimer(qp.timer.deadline)

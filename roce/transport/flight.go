@@ -4,9 +4,9 @@ package transport
 // window of its own, but it is the sum that has to fit into the receive buffers at either end: requests wait in the
 // peer's, responses to READs in the own ones.
 //
-// Way of a request packet: its queue pair asks takeOff. While there is room and nobody waits, it goes. Else the queue pair
+// Way of a request packet: recovery asks share.offer. While there is room and nobody waits, it goes. Else the queue pair
 // joins the end of a line. Whenever there is room the first one of the line gets a turn of so many bytes, and joins the end again if
-// it has more. Answers, and packets without which a queue pair would never hear of what it has in flight, do not
+// it has more (round robin, as in deficit round robin). Answers, and packets without which a queue pair would never hear of what it has in flight, do not
 // wait.
 //
 // What was lost holds no room for long. A queue pair that has frames out and has heard nothing for one to two generations is not
@@ -75,25 +75,27 @@ type flight struct {
 	heard, silent bool
 
 	pace       pace
-	head, tail *QP     // the line, linked through QP.flying
+	head, tail *share  // the line
 	next, last *flight // among the engine's flights in which somebody waits
 }
 
-// flying is a queue pair's part in a flight.
-type flying struct {
+// share is a queue pair's part in a flight.
+type share struct {
+	qp      *QP
 	flight  *flight // nil on loopback, and where nothing is sent
 	buffers uint64  // that one packet takes
 	held    uint64  // buffers that are counted for it
 	age     uint64  // the generation in which they are counted
 	since   uint64  // the generation in which it heard something, or began to have something in flight
 
-	inLine     bool
-	resting    bool   // it has responses to long READs that wait for credit (pace.go)
-	refused    bool   // takeOff has said no in this visit
-	need       uint64 // buffers that it was asked for then
-	bytes      int    // of the turn so far
-	packets    int
-	ahead, aft *QP // in the line
+	inLine   bool
+	resting  bool   // it has responses to long READs that wait for credit (pace.go)
+	refused  bool   // offer has said no in this turn of the engine
+	need     uint64 // buffers that it was asked for then
+	bytes    int    // of the turn so far
+	packets  int
+	previous *share // in the line
+	next     *share
 }
 
 // SetBuffers tells the receive buffers of the engine's queue, which the QPs that go to RTR from now on share. Without
@@ -102,7 +104,8 @@ func (e *Engine) SetBuffers(b Buffers) { e.buffers = b }
 
 // joinFlight makes a QP one of those that share the way to its peer, with what it has in flight already.
 func (e *Engine) joinFlight(q *QP) {
-	if e.buffers.Count == 0 || q.attrs.Loopback != nil || q.state < StateRTR || q.flying.flight != nil {
+	s := &q.recovery.share
+	if e.buffers.Count == 0 || q.path.transmitter != nil || q.state < StateRTR || s.flight != nil {
 		return
 	}
 	peer := q.attrs.Path.Destination
@@ -119,84 +122,85 @@ func (e *Engine) joinFlight(q *QP) {
 	f.members++
 	// The longest packet: an extension header of at most 28 bytes (AtomicETH) has no payload, one of 20 (RETH and immediate data) does.
 	const extension = roce.RETHLength + roce.ImmDtLength
-	length := uint64(q.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
+	length := uint64(q.path.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
 	size := uint64(e.buffers.Size)
-	q.flying = flying{flight: f, buffers: (length + size - 1) / size, since: f.age, age: f.age}
-	q.settle()
+	*s = share{qp: q, flight: f, buffers: (length + size - 1) / size, since: f.age, age: f.age}
+	q.recovery.settle()
 }
 
 // leaveFlight takes a QP out, with what it has in flight.
 func (e *Engine) leaveFlight(q *QP) {
-	f := q.flying.flight
+	s := &q.recovery.share
+	f := s.flight
 	if f == nil {
 		return
 	}
-	f.exit(q)
-	f.count(q, 0)
-	f.pace.leave(q)
-	q.flying = flying{}
-	f.callNext()
-	f.checkLine()
+	f.dequeue(s)
+	f.count(s, 0)
+	f.pace.leave(s)
+	*s = share{qp: q}
+	f.wakeFirst()
+	f.arm()
 	if f.members--; f.members == 0 {
 		delete(e.flights, f.peer)
 	}
 }
 
-// settle counts what a QP has in flight now. It is called whenever that has changed.
-func (q *QP) settle() {
-	f := q.flying.flight
+// hold counts so many packets that are in flight now.
+func (s *share) hold(packets uint64) {
+	f := s.flight
 	if f == nil {
 		return
 	}
-	r := &q.requester
-	buffers := uint64(0)
-	if q.sends() && !f.stale(&q.flying) {
-		buffers = (r.cursor - r.una) * q.flying.buffers
+	if s.stale() {
+		packets = 0
 	}
-	less := buffers < q.flying.held
-	f.count(q, buffers)
+	buffers := packets * s.buffers
+	less := buffers < s.held
+	f.count(s, buffers)
 	if less {
-		f.callNext()
+		f.wakeFirst()
 	}
 }
 
 // stale says that a QP has heard nothing for long enough to be counted no more.
-func (f *flight) stale(l *flying) bool { return f.age-l.since > 1 }
+func (s *share) stale() bool { return s.flight.age-s.since > 1 }
 
 // renew notes that a QP has heard something, or begins to have something in flight.
-func (l *flying) renew() {
-	if l.flight != nil {
-		l.since = l.flight.age
+func (s *share) renew() {
+	if s.flight != nil {
+		s.since = s.flight.age
 	}
 }
 
 // count replaces what is counted for a QP, in the present generation.
-func (f *flight) count(q *QP, buffers uint64) {
-	l := &q.flying
-	if f.age-l.age <= 1 {
-		f.used[l.age&1] -= l.held
+func (f *flight) count(s *share, buffers uint64) {
+	if f.age-s.age <= 1 {
+		f.used[s.age&1] -= s.held
 	}
-	l.held, l.age = buffers, f.age
+	s.held, s.age = buffers, f.age
 	f.used[f.age&1] += buffers
 }
 
-// acknowledged is called when so many packets of a QP were acknowledged.
-func (f *flight) acknowledged(q *QP, packets uint64) {
+// acknowledged notes that so many packets of the QP were acknowledged, whose round trip is known.
+func (s *share) acknowledged(packets uint64, trip Time) {
+	f := s.flight
 	if f == nil {
 		return
 	}
-	buffers := packets * q.flying.buffers
-	q.flying.renew()
+	buffers := packets * s.buffers
+	s.renew()
 	f.heard, f.silent = true, false
-	f.span = min(max(generation, roundTrips*q.requester.roundTrip.smoothed), longestGeneration)
+	f.span = min(max(generation, roundTrips*trip), longestGeneration)
 	if f.round += buffers; f.round >= f.room.size {
 		f.round, f.losses = 0, 0
 	}
 	f.room.acknowledged(buffers)
 }
 
-// lost is called when a QP goes back because of a loss.
-func (f *flight) lost() {
+// lost notes that the QP goes back because of a loss.
+func (s *share) lost() {
+	f := s.flight
 	if f == nil {
 		return
 	}
@@ -214,108 +218,103 @@ func (f *flight) fits(buffers uint64) bool {
 	return total == 0 || total+buffers <= f.room.size
 }
 
-// takeOff says whether a QP may send a request that brings so many packets into flight, and whether it must ask for an
-// acknowledgement: where others wait, room is to be given back as soon as it can be.
-func (q *QP) takeOff(packets uint64) (permitted, ask bool) {
-	l, r := &q.flying, &q.requester
-	f := l.flight
+// offer says whether the QP may send a request that brings so many packets into flight, and whether it must ask for an
+// acknowledgement: where others wait, room is to be given back as soon as it can be. idle says that it has nothing in flight
+// that it could hear of, urgent that the request must not wait: nothing in flight asks for an acknowledgement of what
+// was sent last, or this is the question whether what is behind a loss arrives now. Without an answer the QP would wait
+// for its timeout.
+func (s *share) offer(packets uint64, idle, urgent bool) (permitted, ask bool) {
+	f := s.flight
 	if f == nil {
 		return true, false
 	}
-	need := packets * l.buffers
-	if r.cursor == r.una && !r.recovering {
-		l.renew() // there is nothing that it could hear of
+	need := packets * s.buffers
+	if idle {
+		s.renew()
 	}
 	switch {
 	case f.head == nil && f.fits(need):
 		return true, false
-	case f.head == q && f.fits(need) && !f.turnOver(l) && !f.stale(l):
+	case f.head == s && f.fits(need) && !s.turnOver() && !s.stale():
 		return true, true
-	case r.sinceAck > 0, r.recovering && r.cursor == r.recoverFrom:
-		// Nothing in flight asks for an acknowledgement of these packets, or this is the question whether those behind a loss arrive
-		// now: without an answer the QP would wait for its timeout.
+	case urgent:
 		return true, true
 	}
 	// Who is stale hears something or runs into its timeout, and asks again.
-	l.refused, l.need = !f.stale(l), need
+	s.refused, s.need = !s.stale(), need
 	return false, false
 }
 
 // turnOver says whether the first one in the line has had its turn.
-func (f *flight) turnOver(l *flying) bool {
-	return l.bytes >= turnBytes || l.packets >= turnPackets || l.packets > 0 && f.silent
+func (s *share) turnOver() bool {
+	return s.bytes >= turnBytes || s.packets >= turnPackets || s.packets > 0 && s.flight.silent
 }
 
-// took notes that a packet has left which takeOff has permitted.
-func (q *QP) took(bytes int) {
-	l := &q.flying
-	l.flight.move(q, bytes)
-	if l.inLine {
-		l.packets++
-		l.bytes += bytes
+// sent notes that a request has left which offer has permitted.
+func (s *share) sent(bytes int) {
+	if s.inLine {
+		s.packets++
+		s.bytes += bytes
 	}
 }
 
-// visited is called when a QP has sent what it may send now. It has its place in the line, if it needs one, and the next one
+// emitted is called when the QP has sent what it may send now. It has its place in the line, if it needs one, and the next one
 // in the line gets its turn.
-func (q *QP) visited() {
-	l := &q.flying
-	f := l.flight
+func (s *share) emitted() {
+	f := s.flight
 	if f == nil {
 		return
 	}
-	if f.head == q && (f.turnOver(l) || !l.refused && !q.ready) {
-		f.exit(q)
+	if f.head == s && (s.turnOver() || !s.refused && !s.qp.ready) {
+		f.dequeue(s)
 	}
-	if l.refused && !l.inLine {
-		f.enter(q)
+	if s.refused && !s.inLine {
+		f.enqueue(s)
 	}
-	l.refused = false
-	f.callNext()
+	s.refused = false
+	f.wakeFirst()
 }
 
-// callNext has the first one in the line go on if there is room.
-func (f *flight) callNext() {
-	if f.head != nil && f.fits(f.head.flying.need) {
-		f.engine.Ready(f.head)
+// wakeFirst has the first one in the line go on if there is room.
+func (f *flight) wakeFirst() {
+	if f.head != nil && f.fits(f.head.need) {
+		f.engine.Ready(f.head.qp)
 	}
 }
 
-// enter puts a QP at the end of the line.
-func (f *flight) enter(q *QP) {
-	l := &q.flying
-	l.inLine, l.bytes, l.packets = true, 0, 0
-	if l.ahead = f.tail; f.tail != nil {
-		f.tail.flying.aft = q
+// enqueue puts a QP at the end of the line.
+func (f *flight) enqueue(s *share) {
+	s.inLine, s.bytes, s.packets = true, 0, 0
+	if s.previous = f.tail; f.tail != nil {
+		f.tail.next = s
 	} else {
-		f.head = q
+		f.head = s
 	}
-	f.tail = q
-	f.checkLine()
+	f.tail = s
+	f.arm()
 }
 
-// exit takes a QP out of the line.
-func (f *flight) exit(q *QP) {
-	l := &q.flying
-	if !l.inLine {
+// dequeue takes a QP out of the line.
+func (f *flight) dequeue(s *share) {
+	if !s.inLine {
 		return
 	}
-	if l.ahead != nil {
-		l.ahead.flying.aft = l.aft
+	if s.previous != nil {
+		s.previous.next = s.next
 	} else {
-		f.head = l.aft
+		f.head = s.next
 	}
-	if l.aft != nil {
-		l.aft.flying.ahead = l.ahead
+	if s.next != nil {
+		s.next.previous = s.previous
 	} else {
-		f.tail = l.ahead
+		f.tail = s.previous
 	}
-	l.inLine, l.ahead, l.aft = false, nil, nil
-	f.checkLine()
+	s.inLine, s.previous, s.next = false, nil, nil
+	f.arm()
 }
 
-// grow begins the next generation. Frames that are still counted in the one before the present one are not any more.
-func (f *flight) grow(now Time) {
+// nextGeneration begins the next generation. Frames that are still counted in the one before the present one are not any more.
+func (f *flight) nextGeneration(now Time) {
 	f.age++
 	f.used[f.age&1] = 0
 	f.until = now + f.span
@@ -325,12 +324,12 @@ func (f *flight) grow(now Time) {
 		f.until = now + 2*f.span
 	}
 	f.heard = false
-	f.pace.grow()
-	f.callNext()
+	f.pace.refill()
+	f.wakeFirst()
 }
 
-// checkLine sees to it that time counts for a flight while somebody waits, and only then.
-func (f *flight) checkLine() {
+// arm sees to it that time counts for a flight while somebody waits, and only then.
+func (f *flight) arm() {
 	e, waits := f.engine, f.head != nil || len(f.pace.resting) > 0
 	switch {
 	case waits && !f.timed:
@@ -367,8 +366,8 @@ func (e *Engine) expireLines(by Time) {
 	for f := e.lines; f != nil; {
 		next := f.next // who waits for nothing else does not wait any more then
 		if f.until <= by {
-			f.grow(e.now)
-			f.checkLine()
+			f.nextGeneration(e.now)
+			f.arm()
 		}
 		f = next
 	}

@@ -9,9 +9,9 @@ import "slices"
 // So such responses may be as many bytes as the other queue pairs of the flight move, in both directions, and leastRate beside queue pairs
 // that move little. A queue pair without credit rests. If the others move nothing for a generation, nobody is held back.
 type pace struct {
-	credit  int   // bytes of responses that may leave
-	moved   Time  // when others have moved something; 0 if they never did
-	resting []*QP // who have more to send; few, since a queue pair rarely asks for that much at once
+	credit  int      // bytes of responses that may leave
+	moved   Time     // when others have moved something; 0 if they never did
+	resting []*share // who have more to send; few, since a queue pair rarely asks for that much at once
 }
 
 const (
@@ -25,11 +25,8 @@ const (
 	leastRate = 512 << 10
 )
 
-// move notes that a packet of a queue pair has left or come.
-func (f *flight) move(q *QP, bytes int) {
-	if f == nil || q.responder.answersLong {
-		return
-	}
+// moved notes that a packet of a queue pair has left or come.
+func (f *flight) moved(bytes int) {
 	p := &f.pace
 	p.moved = max(f.engine.now, 1)
 	p.credit = min(p.credit+max(bytes, leastBytes), max(p.credit, turnBytes))
@@ -39,44 +36,45 @@ func (f *flight) move(q *QP, bytes int) {
 // wake lets the first ones of those that rest go on. Who needs more than the credit rests again, behind the others.
 func (p *pace) wake(count int) {
 	count = min(count, len(p.resting))
-	for _, q := range p.resting[:count] {
-		q.flying.resting = false
-		q.engine.Ready(q)
+	for _, s := range p.resting[:count] {
+		s.resting = false
+		s.flight.engine.Ready(s.qp)
 	}
 	p.resting = slices.Delete(p.resting, 0, count)
 }
 
-// grow is called when a generation ends while somebody rests.
-func (p *pace) grow() {
+// refill is called when a generation ends while somebody rests.
+func (p *pace) refill() {
 	p.credit = leastRate
 	p.wake(len(p.resting))
 }
 
 // leave forgets a queue pair.
-func (p *pace) leave(q *QP) {
-	if q.flying.resting {
-		p.resting = slices.DeleteFunc(p.resting, func(o *QP) bool { return o == q })
+func (p *pace) leave(s *share) {
+	if s.resting {
+		p.resting = slices.DeleteFunc(p.resting, func(o *share) bool { return o == s })
 	}
 }
 
-// mayAnswer says whether the next response to a READ may leave. If not, the queue pair becomes ready when it may.
-func (q *QP) mayAnswer(s *savedRequest) bool {
-	f := q.flying.flight
-	if f == nil || s.count <= longRead {
+// mayRespond says whether the next response to a READ of so many packets may leave, whose payload has at most so many bytes. If
+// not, the queue pair becomes ready when it may.
+func (s *share) mayRespond(packets uint64, bytes int) bool {
+	f := s.flight
+	if f == nil || packets <= longRead {
 		return true
 	}
 	p := &f.pace
-	if p.moved == 0 || q.engine.now-p.moved > f.span {
+	if p.moved == 0 || f.engine.now-p.moved > f.span {
 		return true
 	}
 	if p.credit <= 0 {
-		if !q.flying.resting {
-			q.flying.resting = true
-			p.resting = append(p.resting, q)
-			f.checkLine()
+		if !s.resting {
+			s.resting = true
+			p.resting = append(p.resting, s)
+			f.arm()
 		}
 		return false
 	}
-	p.credit -= max(int(q.mtu), leastBytes)
+	p.credit -= max(bytes, leastBytes)
 	return true
 }

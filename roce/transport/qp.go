@@ -48,62 +48,54 @@ type Config struct {
 	Events Events
 }
 
-// QP is a queue pair. It belongs to the Engine that it was last given to, by Attach or Adopt.
+// QP is a queue pair: its state and attributes, its place in the engine, and what all services share, around the service of its
+// type. It belongs to the Engine that it was last given to, by Attach or Adopt.
 type QP struct {
 	config    Config
 	principal *memory.Principal // on whose behalf user memory is accessed
 	engine    *Engine
+	service   service
 	state     State
-	shared    atomic.Uint32 // state, for State
+	shared    atomic.Uint32          // state, for State
+	screen    atomic.Pointer[screen] // nil without a connection
 	attrs     Attributes
-	template  roce.HeaderTemplate
+	path      path
 	mtu       uint64 // path MTU in bytes
+	drained   bool   // in SQD: nothing that was begun is open
 
 	ready                    bool
 	readyNext, readyPrevious *QP // in the engine's list
 	timer                    timer
-	flying                   flying
 
-	requester requester
-	responder responder
-	window    window
-	counters  Counters
-	counts    [2]*Counters // where what the QP does is counted: its own counters, and its engine's
-	laidOut   roce.Opcode  // of the packet that was written last
-	again     bool         // it was sent before
+	recovery recovery
+	tally    tally
+	laidOut  roce.Opcode // of the packet that was written last
+	again    bool        // it was sent before
 
-	// preferRequest alternates between requests and responses, so that neither starves the other.
-	preferRequest bool
 	// failure is why the QP went to the error state, for Query.
 	failure queue.WC
 	// completion is what a CompletionQueue is given: a local variable would be allocated, since it goes through an
 	// interface.
 	completion queue.WC
-	// word is the result of an atomic on its way to user memory, for the same reason.
-	word       [8]byte
-	wordPieces [1][]byte
 }
 
 // NewQP makes a queue pair in state RESET.
 func NewQP(config Config) (*QP, error) {
-	if config.Type != RC {
-		return nil, fmt.Errorf("transport: %v is not supported", config.Type)
-	}
 	if config.Window == 0 {
 		config.Window = DefaultWindow
 	}
 	q := &QP{config: config, principal: &memory.Principal{Domain: config.Domain}}
-	q.requester.init(&config)
-	q.responder.init(&config)
+	q.recovery.init(q)
+	var err error
+	if q.service, err = newService(q); err != nil {
+		return nil, err
+	}
 	return q, nil
 }
 
 // Attach gives a QP in RESET or INIT, which has nothing to do yet, to an engine. Later ones it goes to by Engine.Release and
 // Engine.Adopt.
-func (q *QP) Attach(e *Engine) {
-	q.engine = e
-	q.counts = [2]*Counters{&q.counters, &e.counters}
-}
+func (q *QP) Attach(e *Engine) { q.engine = e }
 
 // Principal is on whose behalf the QP accesses memory.
 func (q *QP) Principal() *memory.Principal { return q.principal }
@@ -126,7 +118,7 @@ func (q *QP) setState(s State) {
 func (q *QP) Attributes() Attributes {
 	a := q.attrs
 	a.State, a.CurrentState = q.state, q.state
-	a.Draining = q.state == StateSQD && !q.requester.drained
+	a.Draining = q.state == StateSQD && !q.drained
 	return a
 }
 
@@ -141,14 +133,14 @@ func (q *QP) raise(e EventType) {
 
 // CheckModify says whether Modify would accept the attributes.
 func (q *QP) CheckModify(a *Attributes, mask AttributeMask) error {
-	if err := checkTransition(q.state, a, mask); err != nil {
+	if err := checkTransition(q.service.transitions(), q.state, a, mask); err != nil {
 		return err
 	}
 	if q.state != StateSQD {
 		return nil
 	}
 	leaves := mask&MaskState != 0 && (a.State == StateError || a.State == StateReset)
-	if !q.requester.drained && !leaves {
+	if !q.drained && !leaves {
 		return fmt.Errorf("%w: the send queue is still draining", ErrTransition)
 	}
 	return nil
@@ -165,60 +157,61 @@ func (q *QP) Modify(now Time, a *Attributes, mask AttributeMask) error {
 	if mask&MaskState != 0 {
 		to = a.State
 	}
-	switch {
-	case to == StateReset:
+	switch to {
+	case StateReset:
 		q.reset()
-	case to == StateInit:
-		q.setState(StateInit)
-	case to == StateRTR:
-		q.template = roce.NewHeaderTemplate(q.attrs.Path)
-		q.mtu = uint64(q.attrs.PathMTU.Bytes())
-		q.responder.start(q.attrs.MaxDestRDAtomic)
-		q.setState(StateRTR)
-		q.engine.joinFlight(q)
-	case to == StateRTS && q.state == StateRTR:
-		q.requester.start(q.attrs.MaxRDAtomic)
-		q.window.start(q.config.Window)
-		q.setState(StateRTS)
-		q.engine.Ready(q)
-	case to == StateRTS:
-		q.setState(StateRTS) // from SQD: go on
-		q.engine.Ready(q)
-	case to == StateSQD && q.state == StateRTS:
-		q.requester.drained = false
-		q.setState(StateSQD)
-		q.checkDrained()
-	case to == StateSQD:
-		q.reconfigure(mask)
-	case to == StateError:
+	case StateError:
 		q.enterError()
+	default:
+		q.enter(to, mask)
 	}
+	q.schedule()
 	return nil
 }
 
-// reconfigure puts attributes to use that may change in SQD, while no request of this end is in flight.
-func (q *QP) reconfigure(mask AttributeMask) {
+// enter goes to a state in which the QP works, or puts attributes to use that have changed in it.
+func (q *QP) enter(to State, mask AttributeMask) {
+	from := q.state
+	if mask&MaskPathMTU != 0 {
+		q.mtu = uint64(q.attrs.PathMTU.Bytes())
+	}
+	if to == StateSQD && from != StateSQD {
+		q.drained = false
+	}
+	q.setState(to)
 	if mask&MaskAV != 0 {
-		q.template = roce.NewHeaderTemplate(q.attrs.Path)
+		q.path = path{
+			template: roce.NewHeaderTemplate(q.attrs.Path), destination: q.attrs.DestinationQPN, transmitter: q.attrs.Loopback,
+		}
+		q.screen.Store(&screen{own: q.attrs.Path.Source, peer: q.attrs.Path.Destination})
 		q.engine.leaveFlight(q)
 		q.engine.joinFlight(q)
-		q.engine.Ready(q) // its responses may have waited there
 	}
-	if mask&MaskMaxRDAtomic != 0 {
-		q.requester.answers = make([]uint64, q.attrs.MaxRDAtomic)
+	q.service.enter(from, mask)
+	if to == StateRTS || to == StateSQD && mask&MaskAV != 0 { // for what was posted before, or waited on the old way
+		q.engine.Ready(q)
 	}
-	if mask&MaskMaxDestRDAtomic != 0 {
-		q.responder.grant(q.attrs.MaxDestRDAtomic)
+}
+
+// drain tells the program that its send queue has drained: all that was begun is complete
+// (IBTA volume 1, chapter 10, state SQD).
+func (q *QP) drain() {
+	if q.state != StateSQD || q.drained {
+		return
+	}
+	q.drained = true
+	if q.attrs.EnSQDAsyncNotify {
+		q.raise(EventSQDrained)
 	}
 }
 
 // Reroute has the packets of a QP that has a path take the next hop of another one: Ethernet addresses, VLAN tag and hop limit. Packets
 // that are sent from now on, resends among them, take the new way.
 func (q *QP) Reroute(to roce.Path) {
-	path := &q.attrs.Path
-	path.SourceMAC, path.DestinationMAC, path.HopLimit = to.SourceMAC, to.DestinationMAC, to.HopLimit
-	path.Tagged, path.VLAN, path.Priority = to.Tagged, to.VLAN, to.Priority
-	q.template = roce.NewHeaderTemplate(*path)
+	p := &q.attrs.Path
+	p.SourceMAC, p.DestinationMAC, p.HopLimit = to.SourceMAC, to.DestinationMAC, to.HopLimit
+	p.Tagged, p.VLAN, p.Priority = to.Tagged, to.VLAN, to.Priority
+	q.path.template = roce.NewHeaderTemplate(*p)
 }
 
 // Fail ends a QP that cannot go on for a reason that lies beside the protocol: the oldest send request that has begun completes
@@ -226,8 +219,15 @@ func (q *QP) Reroute(to roce.Path) {
 func (q *QP) Fail(now Time, status queue.WCStatus) {
 	q.engine.now = now
 	q.failure = queue.WC{Status: status, QPN: q.config.QPN}
-	q.fail(status)
+	q.service.fail(status)
 	q.raise(EventQPFatal)
+	q.schedule()
+}
+
+// Sizes are, of a QP that has failed, the largest payload in bytes of a packet that the peer has answered, or of a response of it, and that
+// of the packet that it had not answered yet; -1 is none.
+func (q *QP) Sizes() (answered, unanswered int) {
+	return q.recovery.answeredSize - 1, q.recovery.unansweredSize - 1
 }
 
 // reset brings the QP back to how it was made. Work requests still in the rings are dropped without a
@@ -235,22 +235,34 @@ func (q *QP) Fail(now Time, status queue.WCStatus) {
 func (q *QP) reset() {
 	q.engine.Remove(q)
 	q.engine.memory.InvalidateWindows(q.principal)
-	q.requester.reset(&q.config)
-	q.responder.reset(&q.config)
-	q.attrs = Attributes{}
+	q.recovery.reset()
+	q.service.reset()
+	q.attrs, q.path = Attributes{}, path{}
+	q.screen.Store(nil)
 	q.failure = queue.WC{}
 	q.setState(StateReset)
 }
 
-// admit checks what a packet must fulfil before it may change anything: the checks of rxe_rcv
-// (drivers/infiniband/sw/rxe/rxe_recv.c) that need the QP. Packets that fail are dropped without an answer.
-func (q *QP) admit(p *roce.Packet) roce.DropReason {
+// enterError moves the QP to the error state and flushes both queues, in posting order.
+func (q *QP) enterError() {
+	entered := q.state != StateError
+	q.setState(StateError)
+	q.recovery.stop()
+	q.engine.Ready(q) // the responder may have a last word
+	q.service.flush()
+	if entered && q.config.SharedReceive {
+		// Its receives are those of others, too: only the QP can tell that it takes no more of them.
+		q.raise(EventQPLastWQEReached)
+	}
+}
+
+// sends says whether the QP may send requests at all.
+func (q *QP) sends() bool { return q.state == StateRTS || q.state == StateSQD }
+
+// fromPeer checks that a packet is of the QP's connection, and has its partition key.
+func (q *QP) fromPeer(p *roce.Packet) roce.DropReason {
 	switch {
-	case p.Opcode.Transport() != roce.TransportRC:
-		return roce.DropTransportMismatch
 	case q.state < StateRTR || q.state == StateError:
-		return roce.DropQPState
-	case !p.Info.Request && q.state < StateRTS:
 		return roce.DropQPState
 	case p.Source != q.attrs.Path.Destination || p.Destination != q.attrs.Path.Source:
 		return roce.DropAddressMismatch
@@ -260,166 +272,84 @@ func (q *QP) admit(p *roce.Packet) roce.DropReason {
 	return roce.DropNone
 }
 
-const defaultPKey = 0xFFFF
-
 // pkeyMatches compares with the default key, a full member: the low 15 bits must be equal; bit 15 need not be
 // set in the packet, since it is set here (pkey_match in
 // drivers/infiniband/sw/rxe/rxe_verbs.h).
 func pkeyMatches(key uint16) bool { return key&0x7FFF == defaultPKey&0x7FFF }
 
+// receive takes a packet for the QP.
+func (q *QP) receive(p *roce.Packet) {
+	q.countReceived(p)
+	if p.Opcode == roce.CNP && q.fromPeer(p) == roce.DropNone {
+		q.recovery.notified(q.engine.now)
+		q.schedule()
+	}
+	if reason := q.service.admit(p); reason != roce.DropNone { // a CNP, too, while no congestion control acts on it
+		q.drop(reason)
+		return
+	}
+	q.countAdmitted(p.Opcode)
+	q.engine.verdict.Admitted = true
+	const ecn, congestionExperienced = 3, 3 // RFC 3168
+	if p.TrafficClass&ecn == congestionExperienced {
+		q.recovery.marked(q.engine.now)
+	}
+	q.service.receive(p)
+	if p.Info.Request {
+		q.recovery.moved(p.PayloadLength)
+	}
+	q.schedule()
+}
+
 // emit writes at most budget frames. more means that the QP has something left to send right now.
 func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
+	sent, more = q.write(transmit, budget)
+	q.schedule()
+	return sent, more
+}
+
+func (q *QP) write(transmit Transmitter, budget int) (sent int, more bool) {
 	if q.state == StateError {
-		q.flush()
-	}
-	if q.attrs.Loopback != nil {
-		transmit = q.attrs.Loopback
+		q.service.flush()
 	}
 	for ; sent < budget; sent++ {
-		buffer := transmit.Buffer()
+		to := q.service.path()
+		if to == nil {
+			return sent, false
+		}
+		by := transmit
+		if to.transmitter != nil {
+			by = to.transmitter
+		}
+		buffer := by.Buffer()
 		if buffer == nil {
 			return sent, true
 		}
-		n := 0
-		if q.preferRequest {
-			if n = q.emitRequest(buffer); n == 0 {
-				n = q.emitResponse(buffer)
-			}
-		} else if n = q.emitResponse(buffer); n == 0 {
-			n = q.emitRequest(buffer)
-		}
+		n := q.service.emit(to, buffer)
 		if n == 0 {
 			return sent, false
 		}
-		q.preferRequest = !q.preferRequest
 		if tap := q.engine.tap; tap != nil {
 			tap.Sent(SentPacket{
-				Time: q.engine.now, QP: q, Opcode: q.laidOut, Frame: buffer[:n], Again: q.again, By: transmit,
+				Time: q.engine.now, QP: q, Opcode: q.laidOut, Frame: buffer[:n], Again: q.again, By: by,
 			})
 		}
-		transmit.Commit(n)
-		for _, c := range q.counts {
-			c.SentPackets++
-			c.SentOpcodes[q.laidOut&opcodeMask]++
-		}
+		by.Commit(n)
+		q.countSent(q.laidOut)
 	}
 	return sent, true
 }
 
-// expire is called when the QP's deadline has passed.
-func (q *QP) expire() {
-	if q.sends() {
-		q.requesterExpired()
+// complete hands over the completion that was made. A CQ without room has lost it, which its QP cannot survive (the verbs call it
+// CQ overrun).
+func (q *QP) complete(cq CompletionQueue, solicited bool) {
+	q.completion.Timestamp = int64(q.engine.now)
+	if cq.Complete(&q.completion, solicited || q.completion.Status != queue.WCSuccess) {
+		return
 	}
-}
-
-// packet lays a packet out in a transmit buffer. The caller fills extension and payload, then seals the frame.
-type packet struct {
-	frame     []byte
-	extension []byte // the extension headers
-	payload   []byte
-}
-
-func (q *QP) layOut(buffer []byte, fields roce.BTHFields, payload int) packet {
-	pad := -payload & 3
-	extension := fields.Opcode.Info().HeaderLength
-	start := q.template.Length()
-	body := start + roce.BTHLength + extension
-	frame := buffer[:body+payload+pad+roce.ICRCLength]
-	q.template.Put(frame)
-	fields.DestinationQPN = q.attrs.DestinationQPN
-	fields.PKey = defaultPKey
-	// There is no path migration on RoCE, so the state is always "migrated". ConnectX-3 Pro refuses
-	// packets that do not say so.
-	fields.MigReq = true
-	fields.PadCount = uint8(pad)
-	fields.Put(frame[start:])
-	q.laidOut, q.again = fields.Opcode, false
-	clear(frame[body+payload : body+payload+pad])
-	return packet{frame: frame, extension: frame[start+roce.BTHLength : body], payload: frame[body : body+payload]}
-}
-
-// seal finishes the packet and returns the frame's length.
-func (q *QP) seal(p packet) int {
-	q.template.Seal(p.frame)
-	for _, c := range q.counts {
-		c.SentBytes += uint64(len(p.payload))
+	q.count(completionsDropped)
+	if q.state != StateError {
+		q.failure = queue.WC{Status: queue.WCFatalErr, QPN: q.config.QPN}
+		q.enterError()
 	}
-	return len(p.frame)
-}
-
-// gather copies the data of a request from offset on into payload. Length 0 elements may name anything.
-func (q *QP) gather(w *work, offset uint64, payload []byte) memory.Fault {
-	if w.wr.Flags&queue.SendInline != 0 {
-		copy(payload, w.wr.Inline[offset:])
-		return memory.FaultNone
-	}
-	for _, s := range w.wr.SGList {
-		if len(payload) == 0 {
-			break
-		}
-		length := uint64(s.Length)
-		if offset >= length {
-			offset -= length
-			continue
-		}
-		n := min(length-offset, uint64(len(payload)))
-		from := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
-		if fault := q.engine.memory.Read(q.principal, 0, from, payload[:n]); fault != memory.FaultNone {
-			return fault
-		}
-		payload, offset = payload[n:], 0
-	}
-	return memory.FaultNone
-}
-
-// scatter copies length bytes of data into the bytes of a list from offset on; final says that they end the
-// message.
-func (q *QP) scatter(list []queue.SGE, offset uint64, data [][]byte, length uint64, final bool) memory.Fault {
-	left := length
-	pieces := cutter{pieces: data}
-	for _, s := range list {
-		if left == 0 {
-			break
-		}
-		size := uint64(s.Length)
-		if offset >= size {
-			offset -= size
-			continue
-		}
-		n := min(size-offset, left)
-		left -= n
-		into := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
-		piece := pieces.cut(int(n))
-		if fault := q.engine.memory.Write(q.principal, memory.LocalWrite, into, piece, final && left == 0); fault != memory.FaultNone {
-			return fault
-		}
-		offset = 0
-	}
-	return memory.FaultNone
-}
-
-// cutter hands out the bytes of a list of pieces in portions.
-type cutter struct {
-	pieces [][]byte
-	offset int // into the first piece
-	out    [roce.MaxSegments][]byte
-}
-
-// cut returns the next n bytes, at most what is left. The result is valid until the next cut.
-func (c *cutter) cut(n int) [][]byte {
-	count := 0
-	for n > 0 && len(c.pieces) > 0 {
-		piece := c.pieces[0][c.offset:]
-		if len(piece) > n {
-			piece = piece[:n]
-			c.offset += n
-		} else {
-			c.pieces, c.offset = c.pieces[1:], 0
-		}
-		c.out[count] = piece
-		count++
-		n -= len(piece)
-	}
-	return c.out[:count]
 }

@@ -15,7 +15,7 @@ func TestRoundTripEndsWithAMove(t *testing.T) {
 		if moves {
 			to = NewEngine(d.table.NewUser())
 		}
-		r := &d.qp.requester.roundTrip
+		r := &d.qp.recovery.roundTrip
 		r.asked(100, 7)
 		d.engine.Release(d.qp)
 		to.Adopt(d.qp)

@@ -30,20 +30,13 @@ type Status struct {
 
 // Status returns where the QP stands.
 func (q *QP) Status() Status {
-	r := &q.requester
+	r := &q.recovery
 	s := Status{
-		State: q.state, Window: q.window.size, Requests: r.tail - r.head,
+		State: q.state, Window: r.window,
 		Retries: r.retries, RNRRetries: r.rnrRetries, WaitingRNR: r.waitingRNR, Recovering: r.recovering,
-		RoundTrip: r.roundTrip.smoothed, LastSyndrome: r.lastSyndrome,
-		MSN: q.responder.msn & roce.PSNMask, ResponsesDue: q.responder.responsesDue,
-		Failure: q.failure, Counters: q.counters,
+		RoundTrip: r.roundTrip.smoothed, LastSyndrome: roce.SyndromeNone,
+		Failure: q.failure, Counters: q.tally.counters(),
 	}
-	if r.next >= origin {
-		s.UnacknowledgedPSN, s.SendPSN, s.NextPSN = q.requestPSN(r.una), q.requestPSN(r.cursor), q.requestPSN(r.next)
-		s.InFlight = r.next - r.una
-	}
-	if q.responder.expected >= origin {
-		s.ExpectedPSN = q.expectedPSN(q.responder.expected)
-	}
+	q.service.status(&s)
 	return s
 }

@@ -2,7 +2,7 @@ package transport
 
 import "container/heap"
 
-// timer is a QP's one deadline: the ACK timeout, or the end of an RNR wait.
+// timer is the entry of a QP in its engine's heap, for the first of its deadlines (recovery.deadline).
 //
 // Every acknowledgement moves the deadline. Moving it later only changes the field; the heap entry stays where
 // it is and is moved when its own time comes, so that progress costs a store and not a walk through the heap.
@@ -13,10 +13,18 @@ type timer struct {
 	queued   bool
 }
 
-// setTimer sets the deadline.
+// schedule sets the timer to the first deadline of the QP. It is called after whatever may have changed one.
+func (q *QP) schedule() {
+	if deadline := q.recovery.deadline(); deadline != q.timer.deadline {
+		q.setTimer(deadline)
+	}
+}
+
+// setTimer sets the deadline; 0 is none.
 func (q *QP) setTimer(deadline Time) {
 	q.timer.deadline = deadline
 	switch {
+	case deadline == 0:
 	case !q.timer.queued:
 		q.timer.at = deadline
 		heap.Push(&q.engine.timers, q)
@@ -25,8 +33,6 @@ func (q *QP) setTimer(deadline Time) {
 		heap.Fix(&q.engine.timers, q.timer.index)
 	}
 }
-
-func (q *QP) stopTimer() { q.timer.deadline = 0 }
 
 // timerHeap orders QPs by timer.at.
 type timerHeap []*QP

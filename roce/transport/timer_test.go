@@ -30,13 +30,15 @@ func TestTimerModel(t *testing.T) {
 			"set": func(t *rapid.T) {
 				i := index.Draw(t, "i")
 				deadline := now + Time(span.Draw(t, "in"))
-				qps[i].requester.waitingRNR = true
-				qps[i].setTimer(deadline)
+				qps[i].recovery.waitingRNR = true
+				qps[i].recovery.retransmission = deadline
+				qps[i].schedule()
 				model[i] = deadline
 			},
 			"stop": func(t *rapid.T) {
 				i := index.Draw(t, "i")
-				qps[i].stopTimer()
+				qps[i].recovery.retransmission = 0
+				qps[i].schedule()
 				delete(model, i)
 			},
 			"remove": func(t *rapid.T) {
@@ -49,7 +51,7 @@ func TestTimerModel(t *testing.T) {
 				now += Time(span.Draw(t, "by"))
 				e.Expire(now, now)
 				for i, deadline := range model {
-					require.Equal(t, deadline > now, qps[i].requester.waitingRNR, "deadline %d at %d", deadline, now)
+					require.Equal(t, deadline > now, qps[i].recovery.waitingRNR, "deadline %d at %d", deadline, now)
 					if deadline <= now {
 						delete(model, i)
 					}
@@ -60,7 +62,7 @@ func TestTimerModel(t *testing.T) {
 					now = max(now, next)
 					e.Expire(now, now)
 					for i, deadline := range model {
-						require.Equal(t, deadline > now, qps[i].requester.waitingRNR)
+						require.Equal(t, deadline > now, qps[i].recovery.waitingRNR)
 						if deadline <= now {
 							delete(model, i)
 						}
@@ -102,7 +104,7 @@ func TestExpireEnds(t *testing.T) {
 	e.Expire(10, 10)
 	at, _ = e.NextDeadline()
 	require.Equal(t, Time(990), at)
-	q.stopTimer()
+	q.setTimer(0)
 	e.Expire(2000, 2000)
 	_, some = e.NextDeadline()
 	require.False(t, some)

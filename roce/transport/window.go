@@ -22,8 +22,8 @@ const (
 	minimumWindow = 4
 )
 
-func (w *window) start(limit int) {
-	w.limit = uint64(limit)
+func (w *window) start(limit uint64) {
+	w.limit = limit
 	w.size = min(initialWindow, w.limit)
 	w.threshold = w.limit
 	w.least = min(minimumWindow, w.limit)
@@ -56,4 +56,31 @@ func (w *window) refused() { w.size = min(w.size, minimumWindow) }
 
 // ackInterval is how many packets may go without asking for an acknowledgement: often enough that the window
 // opens in steps of a quarter.
-func (w *window) ackInterval() uint64 { return max(w.size/4, 1) }
+func ackInterval(window uint64) uint64 { return max(window/4, 1) }
+
+// windowControl is the congestion control by a window alone. It asks for no gap, and ignores marks and CNPs.
+type windowControl struct{ window window }
+
+func (c *windowControl) start(r *recovery, limit uint64) {
+	c.window.start(limit)
+	r.window, r.gap = c.window.size, 0
+}
+
+func (c *windowControl) acknowledged(r *recovery, _ Time, packets uint64) {
+	c.window.acknowledged(packets)
+	r.window = c.window.size
+}
+
+func (c *windowControl) lost(r *recovery, _ Time, _ loss) {
+	c.window.lost()
+	r.window = c.window.size
+}
+
+func (c *windowControl) refused(r *recovery, _ Time) {
+	c.window.refused()
+	r.window = c.window.size
+}
+
+func (c *windowControl) marked(*recovery, Time)   {}
+func (c *windowControl) notified(*recovery, Time) {}
+func (c *windowControl) expired(*recovery, Time)  {}

@@ -10,9 +10,9 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
-// emitResponse writes the next response into buffer and returns the frame's length, or 0 if none is due.
-func (q *QP) emitResponse(buffer []byte) int {
-	r := &q.responder
+// emit writes the next response into buffer and returns the frame's length, or 0 if none is due.
+func (r *responder) emit(to *path, buffer []byte) int {
+	q := r.qp
 	if q.state < StateRTR || q.state == StateError && !r.lastWords {
 		return 0
 	}
@@ -21,24 +21,24 @@ func (q *QP) emitResponse(buffer []byte) int {
 		if r.answer.pending && s.next > r.answer.sequence {
 			break
 		}
-		if !q.mayAnswer(s) {
+		if !r.recovery.mayRespond(q.engine.now, s.count, int(q.mtu)) {
 			return 0
 		}
-		if n := q.emitSavedResponse(s, buffer); n > 0 {
+		if n := r.emitSaved(s, to, buffer); n > 0 {
 			return n
 		}
 	}
 	if r.responsesDue == 0 {
-		r.answersLong = false
+		r.recovery.answersLong = false
 	}
 	if !r.answer.pending {
 		return 0
 	}
-	p := q.layOut(buffer, roce.BTHFields{Opcode: roce.RCAcknowledge, PSN: q.expectedPSN(r.answer.sequence)}, 0)
+	p := q.layOut(to, buffer, roce.BTHFields{Opcode: roce.RCAcknowledge, PSN: r.psn(r.answer.sequence)}, 0)
 	roce.AETHFields{Syndrome: r.answer.syndrome, MSN: r.msn & roce.PSNMask}.Put(p.extension)
 	r.answer.pending = false
 	r.lastWords = false
-	return q.seal(p)
+	return q.seal(to, p)
 }
 
 // oldestDue is the request whose next response has the lowest PSN.
@@ -52,16 +52,16 @@ func (r *responder) oldestDue() *savedRequest {
 	return oldest
 }
 
-// emitSavedResponse writes the next response of a READ, atomic, atomic write or FLUSH. 0 says that s is not due any more.
-func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
-	r := &q.responder
+// emitSaved writes the next response of a READ, atomic, atomic write or FLUSH. 0 says that s is not due any more.
+func (r *responder) emitSaved(s *savedRequest, to *path, buffer []byte) int {
+	q := r.qp
 	offset := (s.next - s.first) * q.mtu
 	length := min(q.mtu, s.limit-offset)
 	opcode := readResponseOpcode(s.next == s.start, s.next+1 == s.stop)
 	if s.isAtomic() {
 		opcode = roce.RCAtomicAcknowledge
 	}
-	p := q.layOut(buffer, roce.BTHFields{Opcode: opcode, PSN: q.expectedPSN(s.next)}, int(length))
+	p := q.layOut(to, buffer, roce.BTHFields{Opcode: opcode, PSN: r.psn(s.next)}, int(length))
 	if opcode.Info().Has(roce.HeaderAETH) {
 		roce.AETHFields{Syndrome: roce.SyndromeAckNoCredits, MSN: r.msn & roce.PSNMask}.Put(p.extension)
 	}
@@ -72,9 +72,9 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 		from := memory.Range{Key: s.rkey, Address: s.va + offset, Length: length}
 		if fault := q.engine.memory.Read(q.principal, memory.RemoteRead, from, p.payload); fault != memory.FaultNone {
 			if s.unanswered() {
-				q.breakRead(s, fault)
+				r.breakRead(s, fault)
 			} else {
-				q.forgetRepeat(s)
+				r.forgetRepeat(s)
 			}
 			return 0
 		}
@@ -85,27 +85,25 @@ func (q *QP) emitSavedResponse(s *savedRequest, buffer []byte) int {
 	if !s.due() {
 		r.responsesDue--
 	}
-	return q.seal(p)
+	return q.seal(to, p)
 }
 
 // breakRead ends a READ whose region went away, or the memory of it: a NAK takes the place of the response that could not be sent,
 // and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe
 // puts the first PSN of the request there).
-func (q *QP) breakRead(s *savedRequest, fault memory.Fault) {
-	r := &q.responder
+func (r *responder) breakRead(s *savedRequest, fault memory.Fault) {
+	q := r.qp
 	at := s.next
 	for i := range r.saved {
 		r.saved[i].stop = r.saved[i].next
 	}
 	r.responsesDue = 0
-	for _, c := range q.counts {
-		c.SentFatalNAKs++
-	}
-	q.answer(at, roce.SyndromeNAKRemoteAccess)
+	q.count(sentFatalNAKs)
+	r.reply(at, roce.SyndromeNAKRemoteAccess)
 	r.lastWords = true
 	q.failure = queue.WC{
 		Status: queue.WCRemAccessErr, Opcode: queue.WCRDMARead, Flags: queue.WCPeerRequest, QPN: q.config.QPN,
-		PSN: q.expectedPSN(at), Syndrome: roce.SyndromeNAKRemoteAccess, VendorErr: uint32(fault),
+		PSN: r.psn(at), Syndrome: roce.SyndromeNAKRemoteAccess, VendorErr: uint32(fault),
 	}
 	q.raise(EventQPAccessErr)
 	if q.state != StateError {
@@ -116,10 +114,10 @@ func (q *QP) breakRead(s *savedRequest, fault memory.Fault) {
 // forgetRepeat drops a duplicate of a READ whose responses were all sent before, and whose region has gone away since. Most
 // likely the network has delayed it and the peer is long done with the region: its queue pair must not fail for that
 // (rc_rcv_error in drivers/infiniband/hw/hfi1/rc.c drops it, too).
-func (q *QP) forgetRepeat(s *savedRequest) {
+func (r *responder) forgetRepeat(s *savedRequest) {
 	s.stop = s.next
-	q.responder.responsesDue--
-	q.drop(roce.DropDuplicateUnanswerable)
+	r.responsesDue--
+	r.qp.drop(roce.DropDuplicateUnanswerable)
 }
 
 func readResponseOpcode(first, last bool) roce.Opcode {

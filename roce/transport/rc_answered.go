@@ -5,7 +5,7 @@ package transport
 // They are kept in a ring of max_dest_rd_atomic entries until that many newer ones have come, so that a duplicate can be
 // answered: a READ with the bytes as they are then, an atomic with the saved result, since it must never be executed twice.
 // FLUSH and atomic write are answered with an empty READ RESPONSE ONLY (IBTA annex A19; drivers/infiniband/sw/rxe/rxe_resp.c).
-// The responses themselves are written by response.go.
+// The responses themselves are written by rc_response.go.
 
 import (
 	"encoding/binary"
@@ -41,14 +41,15 @@ func (s *savedRequest) isAtomic() bool {
 
 // receiveAnswered executes an expected request, after the checks in the order of rxe_resp.c: right of the QP, resources,
 // length, R_Key, alignment.
-func (q *QP) receiveAnswered(p *roce.Packet) {
-	right := q.rightFor(p)
-	if right == 0 || right&^q.attrs.Access != 0 || q.responder.full() || !q.answeredLengthFits(p) {
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+func (r *responder) receiveAnswered(p *roce.Packet) {
+	q := r.qp
+	right := rightFor(p)
+	if right == 0 || right&^q.attrs.Access != 0 || r.full() || !answeredLengthFits(p) {
+		r.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
 		return
 	}
-	s := savedRequest{operation: p.Info.Operation, first: q.responder.expected, count: 1}
-	fault := &q.responder.fault
+	s := savedRequest{operation: p.Info.Operation, first: r.expected, count: 1}
+	fault := &r.fault
 	switch p.Info.Operation {
 	case roce.OperationRead:
 		reth := p.RETH()
@@ -59,9 +60,9 @@ func (q *QP) receiveAnswered(p *roce.Packet) {
 			*fault = q.engine.memory.Check(q.principal, right, memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
 		}
 	case roce.OperationCompareSwap, roce.OperationFetchAdd:
-		s.original, *fault = q.executeAtomic(p)
+		s.original, *fault = r.executeAtomic(p)
 	case roce.OperationAtomicWrite:
-		*fault = q.executeAtomicWrite(p)
+		*fault = r.executeAtomicWrite(p)
 	case roce.OperationFlush:
 		// The host's caches are coherent: what was written is visible to everybody already.
 		reth := p.RETH()
@@ -74,11 +75,11 @@ func (q *QP) receiveAnswered(p *roce.Packet) {
 	}
 	switch *fault {
 	case memory.FaultNone:
-		q.save(&s)
+		r.save(&s)
 	case memory.FaultAlignment:
-		q.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
+		r.refuse(roce.SyndromeNAKInvalidRequest, queue.WCRemInvReqErr)
 	default:
-		q.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
+		r.refuse(roce.SyndromeNAKRemoteAccess, queue.WCRemAccessErr)
 	}
 }
 
@@ -90,7 +91,7 @@ const (
 )
 
 // rightFor is the right that a request needs of the QP and of the region; 0 if the request makes no sense.
-func (q *QP) rightFor(p *roce.Packet) memory.Access {
+func rightFor(p *roce.Packet) memory.Access {
 	switch p.Info.Operation {
 	case roce.OperationRead:
 		return memory.RemoteRead
@@ -115,7 +116,7 @@ func (q *QP) rightFor(p *roce.Packet) memory.Access {
 	return 0
 }
 
-func (q *QP) answeredLengthFits(p *roce.Packet) bool {
+func answeredLengthFits(p *roce.Packet) bool {
 	want := 0
 	if p.Info.Operation == roce.OperationAtomicWrite {
 		want = 8
@@ -131,35 +132,36 @@ func (q *QP) answeredLengthFits(p *roce.Packet) bool {
 }
 
 // executeAtomic executes a compare-and-swap or fetch-and-add and returns the word as it was.
-func (q *QP) executeAtomic(p *roce.Packet) (original uint64, fault memory.Fault) {
+func (r *responder) executeAtomic(p *roce.Packet) (original uint64, fault memory.Fault) {
 	h := p.AtomicETH()
 	word := memory.Range{Key: h.RKey(), Address: h.VA(), Length: 8}
-	if fault := q.checkWord(memory.RemoteAtomic, word); fault != memory.FaultNone {
+	if fault := r.checkWord(memory.RemoteAtomic, word); fault != memory.FaultNone {
 		return 0, fault
 	}
 	if p.Info.Operation == roce.OperationFetchAdd {
-		return q.engine.memory.FetchAdd(q.principal, word, h.SwapAdd())
+		return r.qp.engine.memory.FetchAdd(r.qp.principal, word, h.SwapAdd())
 	}
-	return q.engine.memory.CompareSwap(q.principal, word, h.Compare(), h.SwapAdd())
+	return r.qp.engine.memory.CompareSwap(r.qp.principal, word, h.Compare(), h.SwapAdd())
 }
 
 // executeAtomicWrite stores a word in one go, with its bytes in the order of the payload.
-func (q *QP) executeAtomicWrite(p *roce.Packet) memory.Fault {
+func (r *responder) executeAtomicWrite(p *roce.Packet) memory.Fault {
 	reth := p.RETH()
 	word := memory.Range{Key: reth.RKey(), Address: reth.VA(), Length: 8}
-	if fault := q.checkWord(memory.RemoteWrite, word); fault != memory.FaultNone {
+	if fault := r.checkWord(memory.RemoteWrite, word); fault != memory.FaultNone {
 		return fault
 	}
+	var value [8]byte
 	n := 0
 	for _, piece := range p.Payload() {
-		n += copy(q.word[n:], piece)
+		n += copy(value[n:], piece)
 	}
-	return q.engine.memory.StoreWord(q.principal, word, binary.NativeEndian.Uint64(q.word[:]))
+	return r.qp.engine.memory.StoreWord(r.qp.principal, word, binary.NativeEndian.Uint64(value[:]))
 }
 
 // checkWord checks key, rights and bounds of a word, then its alignment.
-func (q *QP) checkWord(need memory.Access, word memory.Range) memory.Fault {
-	fault := q.engine.memory.Check(q.principal, need, word)
+func (r *responder) checkWord(need memory.Access, word memory.Range) memory.Fault {
+	fault := r.qp.engine.memory.Check(r.qp.principal, need, word)
 	if fault == memory.FaultNone && word.Address%8 != 0 {
 		return memory.FaultAlignment
 	}
@@ -191,8 +193,7 @@ func (r *responder) grant(limit uint8) {
 
 // save accepts a request. It takes all its PSNs and its MSN now (hfi1_rc_rcv in drivers/infiniband/hw/hfi1/rc.c);
 // its response implies the acknowledgements before it.
-func (q *QP) save(s *savedRequest) {
-	r := &q.responder
+func (r *responder) save(s *savedRequest) {
 	place := &r.saved[r.savedNext%uint64(len(r.saved))]
 	if place.due() {
 		r.responsesDue-- // for a late duplicate of a request that the peer must have finished
@@ -203,42 +204,43 @@ func (q *QP) save(s *savedRequest) {
 	r.expected += s.count
 	r.msn++
 	r.answer.pending = false
-	q.respond(place, s.first, s.length)
+	r.respond(place, s.first, s.length)
 }
 
 // respond makes the responses for length bytes from the sequence number start on due.
-func (q *QP) respond(s *savedRequest, start, length uint64) {
+func (r *responder) respond(s *savedRequest, start, length uint64) {
+	mtu := r.qp.mtu
 	if !s.due() {
-		q.responder.responsesDue++
+		r.responsesDue++
 	}
-	s.start, s.next, s.stop = start, start, start+max(1, (length+q.mtu-1)/q.mtu)
-	s.limit = (start-s.first)*q.mtu + length
-	q.responder.answersLong = q.responder.answersLong || s.count > longRead
-	q.engine.Ready(q)
+	s.start, s.next, s.stop = start, start, start+max(1, (length+mtu-1)/mtu)
+	s.limit = (start-s.first)*mtu + length
+	r.recovery.answersLong = r.recovery.answersLong || s.count > longRead
+	r.qp.engine.Ready(r.qp)
 }
 
 // receiveDuplicateAnswered sends a response again. A READ may ask for the rest of the original only: a READ restart.
-func (q *QP) receiveDuplicateAnswered(p *roce.Packet, sequence uint64) {
-	s := q.responder.find(sequence)
+func (r *responder) receiveDuplicateAnswered(p *roce.Packet, sequence uint64) {
+	s := r.find(sequence)
 	if s == nil || s.operation != p.Info.Operation {
-		q.drop(roce.DropDuplicateUnanswerable)
+		r.qp.drop(roce.DropDuplicateUnanswerable)
 		return
 	}
 	if s.operation != roce.OperationRead {
-		q.respond(s, s.first, 0)
+		r.respond(s, s.first, 0)
 		return
 	}
 	reth := p.RETH()
-	offset := (sequence - s.first) * q.mtu
+	offset := (sequence - s.first) * r.qp.mtu
 	length := uint64(reth.Length())
 	if p.PayloadLength != 0 || reth.RKey() != s.rkey || reth.VA() != s.va+offset || length > s.length-offset {
-		q.drop(roce.DropDuplicateUnanswerable)
+		r.qp.drop(roce.DropDuplicateUnanswerable)
 		return
 	}
 	if s.count > longRead && sequence == s.start && s.due() && s.next-s.start < longRead {
 		return // they are just leaving
 	}
-	q.respond(s, sequence, length)
+	r.respond(s, sequence, length)
 }
 
 func (r *responder) find(sequence uint64) *savedRequest {

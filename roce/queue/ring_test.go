@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"flag"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -232,6 +234,28 @@ func TestNotificationConcurrent(t *testing.T) {
 			<-wake // it is on its way
 		}
 	}
+}
+
+// TestDisarmHostile: Disarm comes back, and the request is served, whatever the other end does to the arm word meanwhile.
+func TestDisarmHostile(t *testing.T) {
+	p, c := ends(t, newMemory(CompletionLayout(1), 0), CompletionLayout(1))
+	var stop atomic.Bool
+	var other sync.WaitGroup
+	defer other.Wait()
+	defer stop.Store(true)
+	c.arm.Store(armNext)
+	other.Go(func() {
+		for i := uint32(0); !stop.Load(); i++ {
+			c.arm.Store(armNext + i%3)
+		}
+	})
+	told := 0
+	for range 200_000 {
+		if p.Disarm(false) {
+			told++
+		}
+	}
+	require.Positive(t, told)
 }
 
 func TestLayouts(t *testing.T) {

@@ -91,7 +91,10 @@ func completionRing(capacity int) (*queue.Producer, *queue.Consumer, error) {
 
 // ringPair makes both ends of a ring in ordinary memory.
 func ringPair(layout queue.Layout) (*queue.Producer, *queue.Consumer, error) {
-	memory := make([]byte, layout.Size())
+	memory, err := queue.New(layout)
+	if err != nil {
+		return nil, nil, err
+	}
 	producer, err := queue.NewProducer(memory, layout)
 	if err != nil {
 		return nil, nil, err

@@ -71,18 +71,20 @@ var mayKnow = map[string]struct {
 	"roce/link/capture": {rooms: []string{"roce"}, standard: true},
 	"roce/driver": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
+		"internal/backlog",
 	}},
 	"xsk":              {rooms: []string{"internal/refusal"}},
 	"bpf":              {rooms: []string{"internal/refusal"}},
 	"internal/refusal": {},
 	"internal/netns":   {},
 	"internal/pcapng":  {standard: true},
+	"internal/backlog": {standard: true},
 	"internal/control": {rooms: []string{"internal/jsonline"}},
 	"hack/rawprobe":    {}, // measures what the others are measured against
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
-		"internal/pcapng", "internal/refusal",
+		"internal/pcapng", "internal/refusal", "internal/backlog",
 	}},
 }
 

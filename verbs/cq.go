@@ -1,16 +1,21 @@
 package verbs
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/queue"
 )
 
 // CQ is a completion queue. All methods may be called concurrently.
 type CQ struct {
 	driver  *driver.CQ
 	channel *CompChannel
+	taker   taker
+
+	// Guarded by the lock of the channel's list.
+	listed bool // it is in there
+	left   bool // it was destroyed
 }
 
 // CQInitAttr describes a completion queue to make.
@@ -29,20 +34,34 @@ func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	var channel *driver.CompChannel
+	c := &CQ{channel: a.Channel}
+	config := driver.CQConfig{Capacity: a.CQE}
 	if a.Channel != nil {
-		if err := a.Channel.check(); err != nil {
+		if err := a.Channel.enter(d); err != nil {
 			return nil, err
 		}
-		channel = a.Channel.driver
+		config.Notifier, config.Group = (*notifier)(c), a.Channel.group
 	}
-	c, err := d.driver.CreateCQ(a.CQE, channel)
-	if err != nil {
+	if err := c.create(d, config); err != nil {
+		if a.Channel != nil {
+			a.Channel.leave(c)
+		}
 		return nil, err
 	}
-	cq := &CQ{driver: c, channel: a.Channel}
-	c.SetOwner(cq)
-	return cq, nil
+	return c, nil
+}
+
+func (c *CQ) create(d *Device, config driver.CQConfig) (err error) {
+	if err = config.MakeRing(); err != nil {
+		return err
+	}
+	if c.taker.ring, err = queue.NewConsumer(config.Ring.Memory, queue.CompletionLayout(config.Capacity)); err != nil {
+		return err
+	}
+	if c.driver, err = d.client.CreateCQ(config); err == nil {
+		c.driver.SetOwner(c)
+	}
+	return err
 }
 
 // check tells a queue that was created from nil and from a zero value.
@@ -61,39 +80,6 @@ func (c *CQ) CQE() int {
 	return c.driver.Capacity()
 }
 
-// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the queue
-// was empty then. Poll also drives the engine: a program
-// that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
-// On a machine with more runnable threads than CPUs a Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away
-// would cost it more.
-func (c *CQ) Poll(wcs []WC) (int, error) {
-	if err := c.check(); err != nil {
-		return 0, err
-	}
-	return c.driver.Poll(wcs)
-}
-
-// Resize changes the number of completions that the queue holds. Those inside stay inside, in order; it fails with
-// ErrInvalid and both numbers when cqe is below theirs.
-func (c *CQ) Resize(cqe int) error {
-	if err := c.check(); err != nil {
-		return err
-	}
-	return c.driver.Resize(cqe)
-}
-
-// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with solicitedOnly for
-// the next receive of a message that its sender posted with SendSolicited, or the next completion with an error status.
-// Asking twice asks for the union. A completion that is in the queue already makes no event, so the order is: get the
-// event, ask for the next one, poll until the queue is empty. Spurious events are possible. Blocked calls of Wait neither
-// use up the event nor need it.
-func (c *CQ) ReqNotify(solicitedOnly bool) error {
-	if err := c.check(); err != nil {
-		return err
-	}
-	return c.driver.ReqNotify(solicitedOnly)
-}
-
 // Channel is the queue's completion channel, or nil.
 func (c *CQ) Channel() *CompChannel {
 	if c.check() != nil {
@@ -102,24 +88,16 @@ func (c *CQ) Channel() *CompChannel {
 	return c.channel
 }
 
-// Wait blocks until the queue is not empty. It returns the error of ctx when that ends first, ErrClosed when
-// the queue is destroyed meanwhile, and ErrOverrun like Poll.
-func (c *CQ) Wait(ctx context.Context) error {
-	if err := c.check(); err != nil {
-		return err
-	}
-	if ctx == nil {
-		return errNoContext
-	}
-	return c.driver.Wait(ctx)
-}
-
-var errNoContext = fmt.Errorf("%w: the context is nil", ErrInvalid)
-
 // Destroy destroys the queue. It fails with ErrInUse while queue pairs use it.
 func (c *CQ) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	return c.driver.Close()
+	if err := c.driver.Close(); err != nil {
+		return err
+	}
+	if c.channel != nil {
+		c.channel.leave(c)
+	}
+	return nil
 }

@@ -15,13 +15,15 @@ import (
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
 	driver           *driver.Device
+	client           *driver.Client  // the one that the program is
 	control          *control.Server // or nil
 	regions, windows count
 	captures         sync.WaitGroup
 
-	mu      sync.Mutex
-	domains int
-	closed  bool
+	mu       sync.Mutex
+	domains  int
+	channels int
+	closed   bool
 }
 
 // EngineOptions tune the engine of a device; the zero value works.
@@ -37,7 +39,11 @@ func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Device{driver: d}, nil
+	client, err := d.NewClient(driver.ClientConfig{})
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return &Device{driver: d, client: client}, nil
 }
 
 // check tells a device that was opened from nil and from a zero value.
@@ -70,6 +76,9 @@ func (d *Device) closeDriver() error {
 	defer d.mu.Unlock()
 	if d.domains > 0 {
 		return fmt.Errorf("device %s: %w: %d protection domains", d.Name(), ErrInUse, d.domains)
+	}
+	if d.channels > 0 {
+		return fmt.Errorf("device %s: %w: %d completion channels", d.Name(), ErrInUse, d.channels)
 	}
 	if err := d.driver.Close(); err != nil {
 		return err

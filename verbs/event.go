@@ -85,7 +85,7 @@ func (d *Device) AsyncReady() <-chan struct{} {
 	if d.check() != nil {
 		return nil
 	}
-	return d.driver.AsyncReady()
+	return d.client.AsyncReady()
 }
 
 // PollAsyncEvent takes the oldest event, if there is one, without blocking.
@@ -93,7 +93,7 @@ func (d *Device) PollAsyncEvent() (AsyncEvent, bool) {
 	if d.check() != nil {
 		return AsyncEvent{}, false
 	}
-	e, found := d.driver.PollAsyncEvent()
+	e, found := d.client.PollAsyncEvent()
 	return newAsyncEvent(e), found
 }
 
@@ -106,7 +106,7 @@ func (d *Device) GetAsyncEvent(ctx context.Context) (AsyncEvent, error) {
 	if ctx == nil {
 		return AsyncEvent{}, errNoContext
 	}
-	e, err := d.driver.GetAsyncEvent(ctx)
+	e, err := d.client.GetAsyncEvent(ctx)
 	if err != nil {
 		if errors.Is(err, ErrClosed) {
 			err = fmt.Errorf("device %s: %w", d.Name(), err)

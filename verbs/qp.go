@@ -10,6 +10,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
 
@@ -60,9 +61,11 @@ type QPAttr struct {
 
 // QP is a queue pair. All methods may be called concurrently.
 type QP struct {
-	pd     *PD
-	driver *driver.QP
-	init   QPInitAttr // what it was made of
+	pd      *PD
+	driver  *driver.QP
+	init    QPInitAttr // what it was made of
+	send    sender
+	receive receiver // without a ring if there is an SRQ
 
 	psn  atomic.Uint32       // the first one that Connect sends
 	told atomic.Pointer[GID] // of the last Endpoint of this life
@@ -91,7 +94,8 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
-	q, err := p.device.driver.CreateQP(driver.QPConfig{
+	qp := &QP{pd: p, init: a}
+	err := qp.create(driver.QPConfig{
 		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
 		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
 		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
@@ -101,11 +105,32 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		p.leave()
 		return nil, err
 	}
-	a.QPType = q.Config().Type
-	qp := &QP{pd: p, driver: q, init: a}
-	qp.drawPSN()
-	q.SetOwner(qp)
 	return qp, nil
+}
+
+// create makes the rings, the program's ends of them, and the engine's side.
+func (q *QP) create(c driver.QPConfig) (err error) {
+	if err = c.MakeRings(); err != nil {
+		return err
+	}
+	q.send.limits = queue.SendLimits{MaxSGE: c.MaxSendSGE, MaxInline: c.MaxInline}
+	layout := queue.SendLayout(c.MaxSendWR, c.MaxSendSGE, c.MaxInline)
+	if q.send.ring, err = queue.NewProducer(c.Send.Memory, layout); err != nil {
+		return err
+	}
+	if c.SRQ == nil {
+		layout = queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)
+		if q.receive.ring, err = queue.NewProducer(c.Receive.Memory, layout); err != nil {
+			return err
+		}
+	}
+	if q.driver, err = q.pd.device.client.CreateQP(c); err != nil {
+		return err
+	}
+	q.init.QPType = c.Type
+	q.drawPSN()
+	q.driver.SetOwner(q)
+	return nil
 }
 
 // check tells a queue pair that was created from nil and from a zero value.
@@ -154,43 +179,6 @@ func (q *QP) Cap() QPCap {
 	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline}
 }
 
-// PostSend posts requests in order. It stops at the first one that is refused and returns a *PostError with its index;
-// the ones before it stay posted. The requests are copied, the memory they name is the engine's until they complete.
-func (q *QP) PostSend(wrs ...SendWR) error {
-	if err := q.check(); err != nil {
-		return postError(0, err)
-	}
-	posted, err := q.driver.PostSend(wrs)
-	return postError(posted, err)
-}
-
-// PostRecv posts receives in order; see PostSend.
-func (q *QP) PostRecv(wrs ...RecvWR) error {
-	if err := q.check(); err != nil {
-		return postError(0, err)
-	}
-	posted, err := q.driver.PostRecv(wrs)
-	return postError(posted, err)
-}
-
-// PostError says which request of a list was refused.
-type PostError struct {
-	Bad int // its index; all before it were posted
-	Err error
-}
-
-func (e *PostError) Error() string { return fmt.Sprintf("work request %d: %v", e.Bad, e.Err) }
-
-// Unwrap returns the reason.
-func (e *PostError) Unwrap() error { return e.Err }
-
-func postError(posted int, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &PostError{Bad: posted, Err: err}
-}
-
 // resolveTimeout bounds the search for the peer's Ethernet address in ModifyQP.
 const resolveTimeout = 3 * time.Second
 
@@ -210,6 +198,10 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 	if ctx == nil {
 		return errNoContext
 	}
+	reset := mask&QPStateMask != 0 && a.State == StateReset
+	if reset {
+		defer q.lockPosts()()
+	}
 	err := q.driver.Modify(ctx, &transport.Attributes{
 		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
 		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
@@ -217,7 +209,7 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
 		EnSQDAsyncNotify: a.EnSQDAsyncNotify,
 	}, &a.AH, mask)
-	if err == nil && mask&QPStateMask != 0 && a.State == StateReset {
+	if err == nil && reset {
 		q.drawPSN()
 	}
 	return err
@@ -244,18 +236,14 @@ func (q *QP) Destroy() error {
 	if err := q.check(); err != nil {
 		return err
 	}
-	if err := q.driver.Close(); err != nil {
+	if err := q.close(); err != nil {
 		return err
 	}
 	q.pd.leave()
 	return nil
 }
 
-// Outstanding is how many posted send requests are not complete: 0 means that the engine needs none of their buffers
-// any more, those of requests that asked for no completion included.
-func (q *QP) Outstanding() int {
-	if q.check() != nil {
-		return 0
-	}
-	return q.driver.Outstanding()
+func (q *QP) close() error {
+	defer q.lockPosts()()
+	return q.driver.Close()
 }

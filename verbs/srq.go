@@ -6,6 +6,7 @@ import (
 
 	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/queue"
 )
 
 // SRQInitAttr describes a shared receive queue to make. Fields that are 0 get a default.
@@ -57,6 +58,8 @@ const MaxSRQWR = driver.MaxWR
 type SRQ struct {
 	pd     *PD
 	driver *driver.SRQ
+	posts  receiver
+	maxSGE int
 }
 
 // CreateSRQ makes a shared receive queue for queue pairs of this protection domain.
@@ -64,16 +67,26 @@ func (p *PD) CreateSRQ(a SRQInitAttr) (*SRQ, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
-	d, err := p.device.driver.CreateSRQ(driver.SRQConfig{
-		Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: cmp.Or(a.MaxSGE, 1), Limit: a.SRQLimit,
-	})
-	if err != nil {
+	s := &SRQ{pd: p, maxSGE: cmp.Or(a.MaxSGE, 1)}
+	config := driver.SRQConfig{Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: s.maxSGE, Limit: a.SRQLimit}
+	if err := s.create(config); err != nil {
 		p.leave()
 		return nil, err
 	}
-	s := &SRQ{pd: p, driver: d}
-	d.SetOwner(s)
 	return s, nil
+}
+
+func (s *SRQ) create(config driver.SRQConfig) (err error) {
+	if err = config.MakeRing(); err != nil {
+		return err
+	}
+	if s.posts.ring, err = queue.NewProducer(config.Ring.Memory, queue.RecvLayout(config.MaxWR, config.MaxSGE)); err != nil {
+		return err
+	}
+	if s.driver, err = s.pd.device.client.CreateSRQ(config); err == nil {
+		s.driver.SetOwner(s)
+	}
+	return err
 }
 
 // check tells a queue that was created from nil and from a zero value.
@@ -82,16 +95,6 @@ func (s *SRQ) check() error {
 		return fmt.Errorf("SRQ: %w: nil, or not made by CreateSRQ", ErrInvalid)
 	}
 	return nil
-}
-
-// PostRecv posts receives in order. It stops at the first one that is refused and returns a *PostError with its index;
-// the ones before it stay posted. The requests are copied, the memory they name is the engine's until they complete.
-func (s *SRQ) PostRecv(wrs ...RecvWR) error {
-	if err := s.check(); err != nil {
-		return postError(0, err)
-	}
-	posted, err := s.driver.PostRecv(wrs)
-	return postError(posted, err)
 }
 
 // Modify changes the attributes that mask names, all of them or none. MaxWR may not be below the number of posted
@@ -104,14 +107,40 @@ func (s *SRQ) Modify(a SRQAttr, mask SRQAttrMask) error {
 	if unknown := mask &^ (SRQMaxWR | SRQLimit); unknown != 0 {
 		return fmt.Errorf("SRQ: %w: unknown attribute bits %#x", ErrInvalid, uint8(unknown))
 	}
-	var maxWR, limit *int
-	if mask&SRQMaxWR != 0 {
-		maxWR = &a.MaxWR
-	}
+	var limit *int
 	if mask&SRQLimit != 0 {
 		limit = &a.SRQLimit
 	}
-	return s.driver.Modify(maxWR, limit)
+	s.posts.mu.Lock()
+	defer s.posts.mu.Unlock()
+	if mask&SRQMaxWR == 0 {
+		return s.driver.Modify(nil, limit)
+	}
+	return s.resize(a.MaxWR, limit)
+}
+
+// resize has everything that is posted go over into another ring. The caller holds the lock of the posts.
+func (s *SRQ) resize(maxWR int, limit *int) error {
+	if err := s.driver.Over(); err != nil {
+		return err
+	}
+	config := driver.SRQConfig{MaxWR: maxWR, MaxSGE: s.maxSGE}
+	if err := config.MakeRing(); err != nil {
+		return err
+	}
+	ring, err := queue.NewProducer(config.Ring.Memory, queue.RecvLayout(maxWR, s.maxSGE))
+	if err != nil {
+		return err
+	}
+	first, count, moved := s.posts.ring.Move(ring)
+	if !moved {
+		return fmt.Errorf("%w: SRQ of %d requests, %d are posted", ErrInvalid, maxWR, count)
+	}
+	if err := s.driver.Modify(&driver.SRQReplacement{Ring: config.Ring, MaxWR: maxWR, First: first}, limit); err != nil {
+		return err
+	}
+	s.posts.ring = ring
+	return nil
 }
 
 // Query returns the attributes as they are now.

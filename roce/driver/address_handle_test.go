@@ -68,7 +68,7 @@ func TestVLANOfTheNeighbour(t *testing.T) {
 	a.write(t, a.qp, b, 3000)
 	m.settle()
 	require.Equal(t, map[uint16]int{7: 3, 12: 3}, vlans)
-	require.Zero(t, a.qp.Outstanding())
+	require.Zero(t, poster(a.qp).Outstanding())
 }
 
 // TestChangeDuringTheSearch: the way changes after the link has answered and before the queue pair takes the answer.

@@ -1,11 +1,12 @@
 package driver
 
 // Life of a completion: the transport adds it under the lock of its QP's shard (completions.Complete); if somebody asked to
-// be told, the CQ is noted as fired, and once the lock is released he is (CQ.fire). A completion without room is lost,
-// which must not go unseen: the CQ takes no further one, and all its QPs end, wherever they are at home.
+// be told, the CQ is noted as fired, and once the lock is released he is (CQ.fire): goroutines that wait here are woken, and the client's
+// notifier is called. The completion is visible before the words that ask for it are looked at, so whoever asks and then looks into
+// the CQ misses none. A completion without room is lost, which must not go unseen: the CQ takes no further one, and all its QPs end,
+// wherever they are at home.
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -21,83 +22,66 @@ const MaxCQE = queue.MaxCapacity
 // ErrOverrun is returned by everything that needs a CQ which had no room for a completion: it has lost that one.
 var ErrOverrun = errors.New("a completion was lost for lack of room")
 
-// CQ is a completion queue. Its methods may be called concurrently.
-type CQ struct {
-	device  *Device
-	id      uint32
-	channel *CompChannel // or nil
-	owner   atomic.Value
-	events  eventState
-	listed  bool // it is in the channel's list; guarded by the lock of that
+// Why a CQ is over, in the state word of its ring; 0 while it is not.
+const (
+	CQOverrun = 1
+	CQClosed  = 2
+)
 
-	shards   shardSet // where QPs of the CQ are at home
-	sleepers sleepers
-	awaited  atomic.Bool   // a blocked wait wants to be woken by the next completion
-	due      atomic.Uint32 // what fire has to do
-	closed   atomic.Bool
-	overrun  atomic.Bool // set under produce; from then on nothing is added
+// CQ is the engine's end of a completion queue. Its methods may be called concurrently.
+type CQ struct {
+	Group    // of itself
+	client   *Client
+	id       uint32
+	notifier Notifier // or nil
+	with     *Group   // that it belongs to, too; or nil
+	owner    atomic.Value
+	events   eventState
+
+	awaited atomic.Bool   // a blocked wait wants to be woken by the next completion
+	due     atomic.Uint32 // what fire has to do
+	closed  atomic.Bool
+	overrun atomic.Bool // set under produce; from then on nothing is added
 
 	mu  sync.Mutex
 	qps roster // that complete here
 
 	produce  sync.Mutex // held by the shard that adds a completion
 	producer *queue.Producer
-
-	consume  sync.Mutex
-	consumer *queue.Consumer
-	misses   uint32 // empty polls in a row
+	ring     Ring // that the producer is in
 }
 
 // What is due after a completion, once the shard's lock is released.
 const (
 	dueWake    = 1 << iota // blocked waits
-	dueEvent               // an event of the channel
+	dueEvent               // a notification
 	dueOverrun             // the end of all QPs of the CQ
 	dueShards              // who waits has to look at another shard, too
 )
 
-// CreateCQ makes a completion queue for capacity completions. Its channel may be nil.
-func (d *Device) CreateCQ(capacity int, channel *CompChannel) (*CQ, error) {
-	if channel != nil && channel.device != d {
-		return nil, fmt.Errorf("CQ: %w: the completion channel belongs to another device", ErrInvalid)
+// CreateCQ makes a completion queue.
+func (client *Client) CreateCQ(config CQConfig) (*CQ, error) {
+	d := client.device
+	if config.Group != nil && config.Group.device != d {
+		return nil, fmt.Errorf("CQ: %w: the group belongs to another device", ErrInvalid)
 	}
-	producer, consumer, err := completionRing(capacity)
-	if err != nil {
+	c := &CQ{Group: Group{device: d}, client: client, notifier: config.Notifier, with: config.Group, ring: config.Ring}
+	var err error
+	if c.producer, err = queue.NewProducer(config.Ring.Memory, queue.CompletionLayout(config.Capacity)); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.closed, channel != nil && channel.closed.Load():
-		return nil, ErrClosed
-	case len(d.cqs) == MaxCQ:
+	if err := client.admits("CQ", len(client.cqs), client.limits.CQs); err != nil {
+		return nil, err
+	}
+	if len(d.cqs) == MaxCQ {
 		return nil, fmt.Errorf("%w: CQ number %d, the device has %d", ErrLimit, len(d.cqs)+1, MaxCQ)
 	}
-	if channel != nil {
-		channel.cqs++
-	}
 	d.lastID++
-	c := &CQ{device: d, id: d.lastID, channel: channel, producer: producer, consumer: consumer}
-	d.cqs[c] = struct{}{}
+	c.id = d.lastID
+	d.cqs[c], client.cqs[c] = struct{}{}, struct{}{}
 	return c, nil
-}
-
-func completionRing(capacity int) (*queue.Producer, *queue.Consumer, error) {
-	if capacity < 1 || capacity > MaxCQE {
-		return nil, nil, fmt.Errorf("%w: CQ of %d entries, the limit is 1 to %d", ErrLimit, capacity, MaxCQE)
-	}
-	return ringPair(queue.CompletionLayout(capacity))
-}
-
-// ringPair makes both ends of a ring in ordinary memory.
-func ringPair(layout queue.Layout) (*queue.Producer, *queue.Consumer, error) {
-	memory := make([]byte, layout.Size())
-	producer, err := queue.NewProducer(memory, layout)
-	if err != nil {
-		return nil, nil, err
-	}
-	consumer, err := queue.NewConsumer(memory, layout)
-	return producer, consumer, err
 }
 
 // SetOwner attaches a value that Owner returns.
@@ -108,97 +92,41 @@ func (c *CQ) Owner() any { return c.owner.Load() }
 
 // Capacity is the number of completions that the CQ holds.
 func (c *CQ) Capacity() int {
-	c.consume.Lock()
-	defer c.consume.Unlock()
-	return c.consumer.Capacity()
-}
-
-// Poll takes at most len(wcs) completions out of the queue and returns their number. If there are none it drives
-// the shards of the CQ's QPs first. A poller that finds nothing gives its CPU away now and then; on a machine with more runnable
-// threads than CPUs it then sleeps, for a millisecond at most and until something has come in.
-func (c *CQ) Poll(wcs []queue.WC) (int, error) {
-	err := c.over() // asked first: what was added before the end is taken before it is told
-	if n, empty := c.take(wcs); !empty {
-		return n, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	c.device.drivePolled(&c.shards)
-	c.consume.Lock()
-	n := c.consumer.ReadCompletions(wcs)
-	if n > 0 {
-		c.misses = 0
-	} else {
-		c.misses++
-	}
-	misses := c.misses
-	c.consume.Unlock()
-	c.device.pause(misses, c)
-	return n, nil
-}
-
-func (c *CQ) take(wcs []queue.WC) (n int, empty bool) {
-	c.consume.Lock()
-	defer c.consume.Unlock()
-	n = c.consumer.ReadCompletions(wcs)
-	return n, n == 0 && len(wcs) > 0
-}
-
-// ReqNotify asks for one event of the CQ's channel: for the next completion, or with solicitedOnly for the next one of a
-// message that its sender marked so or that has an error status. Asking twice asks for the union. A completion that
-// is in the CQ already makes no event, so ask first, then poll until the CQ is empty, then wait.
-func (c *CQ) ReqNotify(solicitedOnly bool) error {
-	if c.channel == nil {
-		return fmt.Errorf("CQ: %w: it was made without a completion channel", ErrInvalid)
-	}
-	c.consume.Lock()
-	c.consumer.Arm(solicitedOnly)
-	c.consume.Unlock()
-	if c.channel.selected.Load() {
-		c.device.giveBack(&c.shards)
-	}
-	// Asked afterwards: an overrun that came first has left the request unanswered.
-	return c.over()
-}
-
-// Resize changes the number of completions that the CQ holds. What is inside stays inside, in order; a capacity below
-// its number is refused.
-func (c *CQ) Resize(capacity int) error {
-	producer, consumer, err := completionRing(capacity)
-	if err != nil {
-		return err
-	}
-	c.consume.Lock()
-	defer c.consume.Unlock()
 	c.produce.Lock()
 	defer c.produce.Unlock()
-	if err := c.overLocked(c.consumer.Capacity()); err != nil {
+	return c.producer.Capacity()
+}
+
+// Replace has the engine go on in another ring, of the layout queue.CompletionLayout(capacity): that is how the CQ is resized. What is
+// inside goes over, in order, and so does the request for a notification; a capacity below its number is refused. The client takes
+// nothing out of either ring meanwhile.
+func (c *CQ) Replace(r Ring, capacity int) error {
+	producer, err := queue.NewProducer(r.Memory, queue.CompletionLayout(capacity))
+	if err != nil {
 		return err
 	}
-	if count, moved := c.consumer.Move(producer); !moved {
-		return fmt.Errorf("%w: CQ of %d entries, %d are inside", ErrInvalid, capacity, count)
+	c.produce.Lock()
+	old := c.ring
+	if err = c.overLocked(c.producer.Capacity()); err == nil {
+		if _, count, moved := c.producer.Move(producer); !moved {
+			err = fmt.Errorf("%w: CQ of %d entries, %d are inside", ErrInvalid, capacity, count)
+		} else {
+			c.producer, c.ring = producer, r
+		}
 	}
-	c.producer, c.consumer = producer, consumer
-	return nil
+	c.produce.Unlock()
+	if err == nil {
+		old.release()
+	}
+	return err
 }
 
-// Wait returns as soon as the CQ is not empty, or with the error of ctx, or with ErrClosed or ErrOverrun. Any number of
-// goroutines may wait. It may return although another goroutine was faster to poll.
-func (c *CQ) Wait(ctx context.Context) error { return c.device.wait(ctx, c) }
+// Arm has the next completion wake the CQ's group: a request of its own beside that of the ring's arm word, which is the client's. A
+// client's Waitable calls it.
+func (c *CQ) Arm() { c.awaited.Store(true) }
 
-func (c *CQ) shardSet() *shardSet { return &c.shards }
-func (c *CQ) asleep() *sleepers   { return &c.sleepers }
-func (c *CQ) arm()                { c.awaited.Store(true) }
-
-func (c *CQ) ready() bool {
-	c.consume.Lock()
-	defer c.consume.Unlock()
-	return c.consumer.Available(0) > 0
-}
-
-// over says why nothing is added any more, if so.
-func (c *CQ) over() error {
+// Over says why nothing is added any more, if so.
+func (c *CQ) Over() error {
 	if c.closed.Load() || c.overrun.Load() {
 		return c.overLocked(c.Capacity())
 	}
@@ -218,8 +146,8 @@ func (c *CQ) overLocked(capacity int) error {
 // enter notes that a queue of a QP at home at a shard completes here, and reports whether that is news for those who wait.
 func (c *CQ) enter(s *Shard) (news bool) {
 	news = c.shards.add(s)
-	if c.channel != nil {
-		news = c.channel.shards.add(s) || news
+	if c.with != nil {
+		news = c.with.shards.add(s) || news
 	}
 	return news
 }
@@ -227,8 +155,8 @@ func (c *CQ) enter(s *Shard) (news bool) {
 // exit undoes enter.
 func (c *CQ) exit(s *Shard) {
 	c.shards.remove(s)
-	if c.channel != nil {
-		c.channel.shards.remove(s)
+	if c.with != nil {
+		c.with.shards.remove(s)
 	}
 }
 
@@ -238,7 +166,7 @@ func (c *CQ) addQP(q *QP) error {
 	defer c.mu.Unlock()
 	// Either the end sees the QP in the list, or this sees the end.
 	c.qps.add(q)
-	if err := c.over(); err != nil {
+	if err := c.Over(); err != nil {
 		c.qps.remove(q)
 		return err
 	}
@@ -260,7 +188,8 @@ func (c *CQ) add(wc *queue.WC, solicited bool) (ok bool, due uint32) {
 	}
 	if ok = c.producer.WriteCompletion(wc); !ok {
 		c.overrun.Store(true)
-		c.device.raise(AsyncEvent{Type: transport.EventCQErr, CQ: c})
+		c.producer.SetState(CQOverrun)
+		c.client.events.raise(AsyncEvent{Type: transport.EventCQErr, CQ: c})
 		due, solicited = dueOverrun, true // whoever waits for something shall learn of it
 	}
 	// The entry is visible before the words are looked at.
@@ -287,16 +216,25 @@ func (c *CQ) fire(e *errands) {
 	if due&(dueWake|dueShards) != 0 {
 		c.sleepers.wake()
 	}
-	if due&dueShards != 0 && c.channel != nil {
-		c.channel.sleepers.wake()
+	if due&dueShards != 0 && c.with != nil {
+		c.with.Wake()
 	}
-	if due&dueEvent != 0 && c.channel != nil {
-		c.channel.add(c)
+	if due&dueEvent != 0 && c.notifier != nil {
+		c.notifier.Notify()
 	}
 }
 
 // Close destroys the CQ. It fails while QPs use it; blocked waits return ErrClosed.
 func (c *CQ) Close() error {
+	if err := c.close(); err != nil {
+		return err
+	}
+	c.sleepers.wake()
+	c.ring.release()
+	return nil
+}
+
+func (c *CQ) close() error {
 	d := c.device
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -309,14 +247,13 @@ func (c *CQ) Close() error {
 	if users > 0 {
 		return fmt.Errorf("CQ: %w by %d queues of QPs", ErrInUse, users)
 	}
+	c.produce.Lock() // nobody is about to add or to look
+	defer c.produce.Unlock()
+	c.producer.SetState(CQClosed)
 	c.closed.Store(true)
 	delete(d.cqs, c)
-	d.forget(AsyncEvent{CQ: c})
-	c.sleepers.wake()
-	if c.channel != nil {
-		c.channel.remove(c)
-		c.channel.cqs--
-	}
+	delete(c.client.cqs, c)
+	c.client.events.forget(AsyncEvent{CQ: c})
 	return nil
 }
 

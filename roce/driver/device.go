@@ -9,10 +9,12 @@
 // for what had arrived when they passed (heard.go). What changes about the port is followed (follow.go), and the way to a peer that
 // is silent looked at (confirm.go).
 //
-// Lock order: QP.control, QP.send, QP.receive, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
-// and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
-// and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
-// events (backlog.mu), of ways in doubt (doubts.mu), of routes (routes.mu) and of who sleeps, under which nothing of these is locked.
+// Programs use a device through its port (port.go): a client posts and polls in rings, of which the other ends are here.
+//
+// Lock order: QP.control, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
+// and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take; Device.mu, CQ.mu; Device.mu, CQ.produce;
+// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes (routes.mu) and of who sleeps, under which
+// nothing of these is locked. The locks of a client's own ends lie above all of them.
 package driver
 
 import (
@@ -76,18 +78,16 @@ type Device struct {
 	doubts   doubts
 	captures captures
 
-	events    backlog[AsyncEvent]
-	ownEvents eventState    // of the device itself
-	done      chan struct{} // closed by Close
+	done    chan struct{}             // closed by Close
+	clients atomic.Pointer[[]*Client] // replaced under mu, never changed; never nil
 
-	mu           sync.Mutex
-	qpCount      int
-	cqs          map[*CQ]struct{}
-	srqs         map[*SRQ]struct{}
-	lastID       uint32 // of a CQ or SRQ, for Snapshot
-	channelCount int
-	closed       bool
-	waiters      []*waiter // free ones
+	mu      sync.Mutex
+	qpCount int
+	cqs     map[*CQ]struct{}
+	srqs    map[*SRQ]struct{}
+	lastID  uint32 // of a CQ or SRQ, for Snapshot
+	closed  bool
+	waiters []*waiter // free ones
 }
 
 // Open starts a device on a link, which it owns from then on: Close closes it too, and so does a failed Open.
@@ -123,7 +123,7 @@ func open(l link.Device, o Options) (*Device, error) {
 		link: l, options: o, memory: memory.NewTable(o.Seed), done: make(chan struct{}),
 		cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}),
 	}
-	d.events.init()
+	d.clients.Store(new([]*Client))
 	for i, q := range queues {
 		s, err := newShard(d, i, q)
 		if err != nil {
@@ -172,12 +172,16 @@ func (d *Device) Close() error {
 	if d.closed {
 		return ErrClosed
 	}
-	if d.qpCount > 0 || len(d.cqs) > 0 || len(d.srqs) > 0 || d.channelCount > 0 || d.memory.Count() > 0 {
-		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d completion channels, %d memory regions",
-			d.link.Information().Name, ErrInUse, d.qpCount, len(d.cqs), len(d.srqs), d.channelCount, d.memory.Count())
+	if d.qpCount > 0 || len(d.cqs) > 0 || len(d.srqs) > 0 || d.memory.Count() > 0 {
+		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d memory regions",
+			d.link.Information().Name, ErrInUse, d.qpCount, len(d.cqs), len(d.srqs), d.memory.Count())
 	}
 	d.closed = true
 	close(d.done)
+	for _, c := range *d.clients.Load() {
+		c.closed = true
+		c.end()
+	}
 	d.leave()
 	d.stop()
 	for _, other := range openDevices() {
@@ -260,9 +264,10 @@ func (d *Device) adopt(q *QP) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := &q.config
+	if err := q.client.admits("QP", len(q.client.qps), q.client.limits.QPs); err != nil {
+		return err
+	}
 	switch {
-	case d.closed:
-		return fmt.Errorf("device %s: %w", d.link.Information().Name, ErrClosed)
 	case q.config.SendCQ.closed.Load():
 		return fmt.Errorf("send CQ: %w", ErrClosed)
 	case q.config.RecvCQ.closed.Load():
@@ -279,6 +284,7 @@ func (d *Device) adopt(q *QP) (err error) {
 		return err
 	}
 	d.qpCount++
+	q.client.qps[q] = struct{}{}
 	if c.SRQ != nil {
 		c.SRQ.qps++
 	}
@@ -291,10 +297,11 @@ func (d *Device) release(q *QP) {
 	c := &q.config
 	c.SendCQ.removeQP(q)
 	c.RecvCQ.removeQP(q)
-	d.forget(AsyncEvent{QP: q})
+	q.client.events.forget(AsyncEvent{QP: q})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.qpCount--
+	delete(q.client.qps, q)
 	if c.SRQ != nil {
 		c.SRQ.qps--
 	}

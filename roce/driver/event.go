@@ -1,14 +1,14 @@
 package driver
 
 // Asynchronous events tell what no completion does: a CQ overran, a shared receive queue runs low, a queue pair broke.
-// Life of an event: whoever sees the cause, usually under a shard's lock, adds it to the device's list, where the same
-// event of the same object waits at most once; a program takes it from there when it likes. An event of an object that is
+// Life of an event: whoever sees the cause, usually under a shard's lock, adds it to the list of the object's client, or an event of
+// the device to those of all clients. The same event of the same object waits there at most once; a program takes it when it likes. An event of an object that is
 // destroyed vanishes with it.
 
 import (
 	"context"
-	"sync"
 
+	"github.com/xroce/xroce/internal/backlog"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -23,8 +23,14 @@ type AsyncEvent struct {
 	Fault memory.Fault
 }
 
-// object is the one that the event is about.
-func (e *AsyncEvent) object(d *Device) *eventState {
+// events are those of a client that it has not taken yet.
+type events struct {
+	list backlog.List[AsyncEvent]
+	own  eventState // of the device, guarded by the list's lock as those of the objects are
+}
+
+// state is that of the object that the event is about.
+func (l *events) state(e *AsyncEvent) *eventState {
 	switch {
 	case e.QP != nil:
 		return &e.QP.events
@@ -33,65 +39,75 @@ func (e *AsyncEvent) object(d *Device) *eventState {
 	case e.SRQ != nil:
 		return &e.SRQ.events
 	}
-	return &d.ownEvents
+	return &l.own
 }
 
-// eventState is what an object knows of its events; guarded by the lock of the device's list.
+// eventState is what an object knows of its events; guarded by the lock of its client's list.
 type eventState struct {
 	waiting uint32 // types that are in the list, a bit each
 	gone    bool   // the object was destroyed
 }
 
 // raise adds an event to the list unless it waits there already. It may be called under a shard's lock.
-func (d *Device) raise(e AsyncEvent) {
-	state, bit := e.object(d), uint32(1)<<e.Type
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
+func (l *events) raise(e AsyncEvent) {
+	state, bit := l.state(&e), uint32(1)<<e.Type
+	l.list.Mu.Lock()
+	defer l.list.Mu.Unlock()
 	if state.gone || state.waiting&bit != 0 {
 		return
 	}
 	state.waiting |= bit
-	d.events.put(e)
+	l.list.Put(e)
 }
 
 // forget drops the events of an object that is destroyed, and those that would come. It takes an event of the object.
-func (d *Device) forget(e AsyncEvent) {
-	state := e.object(d)
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
+func (l *events) forget(e AsyncEvent) {
+	state := l.state(&e)
+	l.list.Mu.Lock()
+	defer l.list.Mu.Unlock()
 	state.gone = true
 	if state.waiting != 0 {
-		d.events.remove(func(other AsyncEvent) bool { return other.object(d) == state })
+		l.list.Remove(func(other AsyncEvent) bool { return l.state(&other) == state })
+	}
+}
+
+// raise tells all clients of an event of the device.
+func (d *Device) raise(t transport.EventType) {
+	for _, c := range *d.clients.Load() {
+		c.events.raise(AsyncEvent{Type: t})
 	}
 }
 
 // AsyncReady is readable while events wait. Whoever receives from it calls PollAsyncEvent until there is none, and must
 // not be surprised if another goroutine was faster. It is never closed.
-func (d *Device) AsyncReady() <-chan struct{} { return d.events.ready }
+func (c *Client) AsyncReady() <-chan struct{} { return c.events.list.Ready() }
 
 // PollAsyncEvent takes the oldest event. It never blocks.
-func (d *Device) PollAsyncEvent() (AsyncEvent, bool) {
-	d.events.mu.Lock()
-	defer d.events.mu.Unlock()
-	e, found := d.events.take()
+func (c *Client) PollAsyncEvent() (AsyncEvent, bool) {
+	l := &c.events
+	l.list.Mu.Lock()
+	defer l.list.Mu.Unlock()
+	e, found := l.list.Take()
 	if found {
-		e.object(d).waiting &^= 1 << e.Type
+		l.state(&e).waiting &^= 1 << e.Type
 	}
 	return e, found
 }
 
 // GetAsyncEvent waits for the next event. It returns the error of ctx if that ends first, and ErrClosed when the device
-// is closed meanwhile.
-func (d *Device) GetAsyncEvent(ctx context.Context) (AsyncEvent, error) {
+// or the client is closed meanwhile.
+func (c *Client) GetAsyncEvent(ctx context.Context) (AsyncEvent, error) {
 	for {
-		if e, found := d.PollAsyncEvent(); found {
+		if e, found := c.PollAsyncEvent(); found {
 			return e, nil
 		}
 		select {
-		case <-d.events.ready:
+		case <-c.events.list.Ready():
 		case <-ctx.Done():
 			return AsyncEvent{}, ctx.Err()
-		case <-d.done:
+		case <-c.device.done:
+			return AsyncEvent{}, ErrClosed
+		case <-c.ctx.Done():
 			return AsyncEvent{}, ErrClosed
 		}
 	}
@@ -108,69 +124,5 @@ func (q *qpEvents) Event(t transport.EventType) {
 		}
 		q.fatal = true
 	}
-	q.device.raise(AsyncEvent{Type: t, QP: (*QP)(q), Fault: memory.Fault(q.transport.Failure().VendorErr)})
-}
-
-// backlog is a list that one side adds to and the other takes from, with a channel to select on. Its methods are called
-// under mu, which is a leaf: nothing else is locked meanwhile.
-type backlog[T any] struct {
-	mu    sync.Mutex
-	items []T // from head on
-	head  int
-	// ready holds a token whenever the list is not empty, unless somebody has received it and not come to take yet.
-	ready chan struct{}
-}
-
-func (b *backlog[T]) init() { b.ready = make(chan struct{}, 1) }
-
-func (b *backlog[T]) empty() bool { return b.head == len(b.items) }
-
-func (b *backlog[T]) put(item T) {
-	if b.head > 0 && len(b.items) == cap(b.items) {
-		kept := copy(b.items, b.items[b.head:])
-		clear(b.items[kept:])
-		b.items, b.head = b.items[:kept], 0
-	}
-	b.items = append(b.items, item)
-	b.signal()
-}
-
-// take removes the oldest item. What is left is signalled again: the token that brought the caller was for everything.
-func (b *backlog[T]) take() (item T, found bool) {
-	if !b.empty() {
-		var none T
-		item, found = b.items[b.head], true
-		b.items[b.head] = none
-		b.head++
-	}
-	b.signal()
-	return item, found
-}
-
-func (b *backlog[T]) remove(match func(T) bool) {
-	kept := b.items[:0]
-	for _, item := range b.items[b.head:] {
-		if !match(item) {
-			kept = append(kept, item)
-		}
-	}
-	clear(b.items[len(kept):])
-	b.items, b.head = kept, 0
-	b.signal()
-}
-
-// signal makes the token agree with the list.
-func (b *backlog[T]) signal() {
-	if b.empty() {
-		b.items, b.head = b.items[:0], 0
-		select {
-		case <-b.ready:
-		default:
-		}
-		return
-	}
-	select {
-	case b.ready <- struct{}{}:
-	default:
-	}
+	q.client.events.raise(AsyncEvent{Type: t, QP: (*QP)(q), Fault: memory.Fault(q.transport.Failure().VendorErr)})
 }

@@ -8,89 +8,43 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// TestBacklog compares the list with a slice; the channel is readable exactly while something is in it, or was received by
-// somebody who has not come to take yet.
-func TestBacklog(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var b backlog[int]
-		b.init()
-		var model []int
-		next, received := 0, false
-		t.Repeat(map[string]func(*rapid.T){
-			"put": func(*rapid.T) { b.put(next); model = append(model, next); next++; received = false },
-			"take": func(t *rapid.T) {
-				item, found := b.take()
-				require.Equal(t, len(model) > 0, found)
-				if found {
-					require.Equal(t, model[0], item)
-					model = model[1:]
-				}
-				received = false
-			},
-			"remove": func(t *rapid.T) {
-				n := rapid.IntRange(1, 4).Draw(t, "n")
-				b.remove(func(i int) bool { return i%n == 0 })
-				kept := model[:0:0]
-				for _, i := range model {
-					if i%n != 0 {
-						kept = append(kept, i)
-					}
-				}
-				model, received = kept, false
-			},
-			"receive": func(*rapid.T) {
-				select {
-				case <-b.ready:
-					received = true
-				default:
-				}
-			},
-			"": func(t *rapid.T) {
-				require.Equal(t, len(model) == 0, b.empty())
-				require.Equal(t, len(model) > 0 && !received, len(b.ready) == 1)
-			},
-		})
-	})
-}
-
 // TestEventsCoalesce: the same event of the same object waits once, another one or that of another object beside it.
 func TestEventsCoalesce(t *testing.T) {
 	d, q := newManual(t, 1)
-	cq := q.config.SendCQ
+	c, cq := clientOf(t, d), q.config.SendCQ
 	for range 3 {
 		(*qpEvents)(q).Event(transport.EventCommEst)
 		(*qpEvents)(q).Event(transport.EventQPFatal)
-		d.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
-		d.raise(AsyncEvent{Type: transport.EventPortErr})
+		c.events.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
+		d.raise(transport.EventPortErr)
 	}
-	require.Len(t, d.AsyncReady(), 1)
+	require.Len(t, c.AsyncReady(), 1)
 	for _, want := range []AsyncEvent{
 		{Type: transport.EventCommEst, QP: q}, {Type: transport.EventQPFatal, QP: q},
 		{Type: transport.EventCQErr, CQ: cq}, {Type: transport.EventPortErr},
 	} {
-		e, found := d.PollAsyncEvent()
+		e, found := c.PollAsyncEvent()
 		require.True(t, found)
 		require.Equal(t, want, e)
 	}
-	_, found := d.PollAsyncEvent()
+	_, found := c.PollAsyncEvent()
 	require.False(t, found)
-	require.Empty(t, d.AsyncReady())
+	require.Empty(t, c.AsyncReady())
 
 	// Once taken, it may come again; but a QP dies once per life.
 	(*qpEvents)(q).Event(transport.EventQPFatal)
 	(*qpEvents)(q).Event(transport.EventCommEst)
-	e, _ := d.PollAsyncEvent()
+	e, _ := c.PollAsyncEvent()
 	require.Equal(t, transport.EventCommEst, e.Type)
 	require.NoError(t, q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState, nil))
 	(*qpEvents)(q).Event(transport.EventQPFatal)
-	e, _ = d.PollAsyncEvent()
+	e, _ = c.PollAsyncEvent()
 	require.Equal(t, transport.EventQPFatal, e.Type)
 	support.Object(t, "Event", "the same of the same object, again", "waits once")
 }
@@ -98,15 +52,14 @@ func TestEventsCoalesce(t *testing.T) {
 // TestForgottenEvents: with an object its events go, those that come late as well.
 func TestForgottenEvents(t *testing.T) {
 	d, q := newManual(t, 1)
-	cq, err := d.CreateCQ(1, nil)
-	require.NoError(t, err)
-	d.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
+	c, cq := clientOf(t, d), newCQ(t, d, CQConfig{Capacity: 1})
+	c.events.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
 	(*qpEvents)(q).Event(transport.EventCommEst)
 	require.NoError(t, cq.Close())
-	d.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
-	e, _ := d.PollAsyncEvent()
+	c.events.raise(AsyncEvent{Type: transport.EventCQErr, CQ: cq})
+	e, _ := c.PollAsyncEvent()
 	require.Equal(t, AsyncEvent{Type: transport.EventCommEst, QP: q}, e)
-	_, found := d.PollAsyncEvent()
+	_, found := c.PollAsyncEvent()
 	require.False(t, found)
 	support.Object(t, "Event", "of objects that are destroyed", "gone")
 }
@@ -114,6 +67,7 @@ func TestForgottenEvents(t *testing.T) {
 // TestGetAsyncEvent: each of many waiting goroutines gets one of as many events; a context and the device's end end it.
 func TestGetAsyncEvent(t *testing.T) {
 	d, q := newManual(t, 1)
+	c := clientOf(t, d)
 	types := []transport.EventType{0, 1, 2, 3, 4, 5, 8, 9, 10, 14, 15, 16, 18}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -123,7 +77,7 @@ func TestGetAsyncEvent(t *testing.T) {
 		seen := make(map[transport.EventType]int)
 		for range types {
 			g.Go(func() {
-				e, err := d.GetAsyncEvent(ctx)
+				e, err := c.GetAsyncEvent(ctx)
 				mu.Lock()
 				defer mu.Unlock()
 				if err == nil {
@@ -132,34 +86,33 @@ func TestGetAsyncEvent(t *testing.T) {
 			})
 		}
 		for _, event := range types {
-			d.raise(AsyncEvent{Type: event, QP: q})
+			c.events.raise(AsyncEvent{Type: event, QP: q})
 		}
 		g.Wait()
 		require.Len(t, seen, len(types))
 	}
 	ended, end := context.WithCancel(context.Background())
 	end()
-	_, err := d.GetAsyncEvent(ended)
+	_, err := c.GetAsyncEvent(ended)
 	require.ErrorIs(t, err, context.Canceled)
 
 	other, err := Open(d.link, Options{Manual: true})
 	require.NoError(t, err)
+	ofOther := clientOf(t, other)
 	done := make(chan error)
-	go func() { _, err := other.GetAsyncEvent(ctx); done <- err }()
+	go func() { _, err := ofOther.GetAsyncEvent(ctx); done <- err }()
 	close(other.done)
 	require.ErrorIs(t, <-done, ErrClosed)
 	support.Object(t, "Event", "GetAsyncEvent by several goroutines", "one event for each")
 }
 
-// TestArmsAreIndependent: a program's request for an event and a blocked wait ask for the same completion; each is served,
+// TestArmsAreIndependent: a client's request for a notification and a blocked wait ask for the same completion; each is served,
 // whoever asked first.
 func TestArmsAreIndependent(t *testing.T) {
 	d, q := newManual(t, 1)
-	ch, err := d.CreateCompChannel()
-	require.NoError(t, err)
-	cq, err := d.CreateCQ(8, ch)
-	require.NoError(t, err)
-	notify := func() { require.NoError(t, cq.ReqNotify(false)) }
+	told := notifications{}
+	cq := newCQ(t, d, CQConfig{Capacity: 8, Notifier: &told})
+	notify := func() { poller(cq).Notify(false) }
 	w, err := newWaiter()
 	require.NoError(t, err)
 	defer w.close()
@@ -168,46 +121,52 @@ func TestArmsAreIndependent(t *testing.T) {
 	add := func() {
 		require.True(t, c.Complete(&queue.WC{}, false))
 		d.Drive()
+		require.Equal(t, 1, poller(cq).Take(make([]queue.WC, 1)))
 	}
-	for i, order := range [][]func(){{notify, cq.arm}, {cq.arm, notify}} {
+	for i, order := range [][]func(){{notify, cq.Arm}, {cq.Arm, notify}} {
 		for _, arm := range order {
 			arm()
 		}
 		add()
 		require.True(t, w.woken.Swap(false), "%d: the wait", i)
-		got, found := ch.Poll()
-		require.True(t, found, "%d: the event", i)
-		require.Same(t, cq, got)
+		require.EqualValues(t, i+1, told.Load(), "%d: the event", i)
 	}
 	// The wait is woken first, by one completion; the event comes with the same one, and is not used up by another wait.
-	require.NoError(t, cq.ReqNotify(true))
-	cq.arm()
+	poller(cq).Notify(true)
+	cq.Arm()
 	add()
 	require.True(t, w.woken.Swap(false))
-	_, found := ch.Poll()
-	require.False(t, found, "not solicited")
-	cq.arm()
+	require.EqualValues(t, 2, told.Load(), "not solicited")
+	cq.Arm()
 	require.True(t, c.Complete(&queue.WC{}, true))
 	d.Drive()
 	require.True(t, w.woken.Swap(false))
-	_, found = ch.Poll()
-	require.True(t, found)
+	require.EqualValues(t, 3, told.Load())
 	cq.sleepers.remove(w)
 	require.NoError(t, cq.Close())
-	require.NoError(t, ch.Close())
 	support.Object(t, "CompChannel", "ReqNotify beside a blocked Wait", "both are served")
 }
+
+// notifications counts them.
+type notifications struct{ atomic.Int64 }
+
+func (n *notifications) Notify() { n.Add(1) }
 
 // TestNewQPIsComplete: a queue pair that a CQ knows, and may end, has its transport.
 func TestNewQPIsComplete(t *testing.T) {
 	d, q := newManual(t, 1)
-	cq := q.config.SendCQ
+	client, cq := clientOf(t, d), q.config.SendCQ
 	var done atomic.Bool
 	var creator sync.WaitGroup
 	creator.Go(func() {
 		defer done.Store(true)
 		for range 2000 {
-			made, err := d.CreateQP(q.config)
+			config := q.config
+			err := config.MakeRings()
+			var made *QP
+			if err == nil {
+				made, err = client.CreateQP(config)
+			}
 			if err == nil {
 				err = made.Close()
 			}
@@ -243,7 +202,7 @@ func TestEndOfMovedQP(t *testing.T) {
 	q.settle(d.shards[2])
 	d.shards[0].drive(driveBriefly)
 	require.Equal(t, transport.StateError, q.State())
-	e, found := d.PollAsyncEvent()
+	e, found := clientOf(t, d).PollAsyncEvent()
 	require.True(t, found)
 	require.Equal(t, AsyncEvent{Type: transport.EventQPFatal, QP: q}, e)
 	support.Object(t, "Event", transport.EventQPFatal.String(), nil)

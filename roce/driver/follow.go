@@ -176,19 +176,19 @@ func (d *Device) followPort(wasDown bool) {
 	}
 	if f.up && (wasDown || errors.Is(err, link.ErrDown)) {
 		f.up = false
-		d.raise(AsyncEvent{Type: transport.EventPortErr})
+		d.raise(transport.EventPortErr)
 	}
 	if !f.up && !errors.Is(err, link.ErrDown) {
 		f.up = true
 		for _, s := range d.shards {
 			s.resume()
 		}
-		d.raise(AsyncEvent{Type: transport.EventPortActive})
+		d.raise(transport.EventPortActive)
 	}
 	// A device that is gone says nothing of its addresses, and may come back with the same ones.
 	if gids, err := d.GIDs(); err == nil && !slices.Equal(gids, f.gids) {
 		f.gids = gids
-		d.raise(AsyncEvent{Type: transport.EventGIDChange})
+		d.raise(transport.EventGIDChange)
 	}
 	if netdev == 0 {
 		return // it is gone
@@ -197,7 +197,7 @@ func (d *Device) followPort(wasDown bool) {
 		q.limitMTU(active)
 	}
 	if f.mtu != netdev && f.up {
-		d.raise(AsyncEvent{Type: transport.EventPortActive})
+		d.raise(transport.EventPortActive)
 	}
 	f.mtu = netdev
 }

@@ -26,7 +26,7 @@ const (
 func answered(t *testing.T, queues, at, count int, noRetry bool) (m *movers, qps []*QP, home *Shard) {
 	m = newMovers(t, mem.Options{}, queues, 0)
 	m.a.timeout, m.a.noRetry, m.b.timeout = timeoutCode, noRetry, timeoutCode
-	require.NoError(t, m.a.cq.Resize(count))
+	resize(t, m.a.cq, count)
 	number := make(map[roce.QPN]bool)
 	for range count {
 		near, far := m.a.newQP(t), m.b.newQP(t)

@@ -87,7 +87,7 @@ func TestLoopbackOpcodes(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, key.Free()) }()
 			require.NoError(t, key.Map(make([]byte, 64), 0))
-			_, err = b.qp.PostSend([]queue.SendWR{{Opcode: queue.RegisterRegion, RKey: key.Key(), Access: uint32(memory.LocalWrite)}})
+			_, err = poster(b.qp).PostSend([]queue.SendWR{{Opcode: queue.RegisterRegion, RKey: key.Key(), Access: uint32(memory.LocalWrite)}})
 			require.NoError(t, err)
 
 			place := func(r *memory.Region) queue.SGE {
@@ -115,12 +115,12 @@ func TestLoopbackOpcodes(t *testing.T) {
 				wr.SGList, wr.Flush = nil, queue.FlushRange{Length: one, Placement: 1}
 			}
 			if takesReceive {
-				_, err = b.qp.PostRecv([]queue.RecvWR{{SGList: []queue.SGE{place(target)}}})
+				_, err = poster(b.qp).PostRecv([]queue.RecvWR{{SGList: []queue.SGE{place(target)}}})
 				require.NoError(t, err)
 			}
 			sa, sb := a.device.shards[0], b.device.shards[0]
 			sb.mu.Lock()
-			_, err = a.qp.PostSend([]queue.SendWR{wr})
+			_, err = poster(a.qp).PostSend([]queue.SendWR{wr})
 			require.NoError(t, err)
 			sa.mu.Lock()
 			there := sb.inboxFrom(sa).waiting(t)
@@ -136,7 +136,7 @@ func TestLoopbackOpcodes(t *testing.T) {
 			complete := func(s *station, want queue.WCOpcode) {
 				t.Helper()
 				var wc [2]queue.WC
-				n, err := s.cq.Poll(wc[:])
+				n, err := poller(s.cq).Poll(wc[:])
 				require.NoError(t, err)
 				require.Equal(t, 1, n)
 				require.Equal(t, queue.WCSuccess, wc[0].Status)

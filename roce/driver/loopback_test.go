@@ -59,19 +59,17 @@ func newStationOn(t testing.TB, d *Device) *station {
 	var err error
 	s.region, err = d.memory.Register(s.domain, s.buffer, 0, memory.LocalWrite|memory.RemoteWrite)
 	require.NoError(t, err)
-	s.cq, err = d.CreateCQ(64, nil)
-	require.NoError(t, err)
+	s.cq = newCQ(t, d, CQConfig{Capacity: 64})
 	s.qp = s.newQP(t)
 	return s
 }
 
 func (s *station) newQP(t testing.TB) *QP {
 	t.Helper()
-	qp, err := s.device.CreateQP(QPConfig{
+	qp := newQP(t, s.device, QPConfig{
 		Type: transport.RC, Domain: s.domain, SendCQ: s.cq, RecvCQ: s.cq,
 		MaxSendWR: 16, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
-	require.NoError(t, err)
 	return qp
 }
 
@@ -111,7 +109,7 @@ func (s *station) connect(t testing.TB, q *QP, peer *station, number roce.QPN) {
 
 func (s *station) write(t testing.TB, q *QP, peer *station, length int) {
 	t.Helper()
-	_, err := q.PostSend([]queue.SendWR{{
+	_, err := poster(q).PostSend([]queue.SendWR{{
 		Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RemoteAddr: peer.region.Address(), RKey: peer.region.Key(),
 		SGList: []queue.SGE{{Addr: s.region.Address(), Length: uint32(length), LKey: s.region.Key()}},
 	}})
@@ -153,7 +151,7 @@ func TestLoopbackWaitsForTheInbox(t *testing.T) {
 	require.False(t, idle)
 	require.False(t, more, "nothing could be done")
 	for _, q := range qps {
-		require.Zero(t, q.Outstanding())
+		require.Zero(t, poster(q).Outstanding())
 	}
 	require.EqualValues(t, pairs*2*window, sa.engine.Counters().SentPackets)
 	require.True(t, sa.engine.Idle())
@@ -179,7 +177,7 @@ func TestForgetGoesOn(t *testing.T) {
 	sb.forget(a.device)
 	require.EqualValues(t, 1, sb.engine.Counters().SentPackets, "the acknowledgement")
 	require.True(t, sb.engine.Idle())
-	require.Zero(t, a.qp.Outstanding())
+	require.Zero(t, poster(a.qp).Outstanding())
 
 	// A device that it has nothing to do with is no reason to drive it.
 	b.write(t, b.qp, a, 8)
@@ -260,9 +258,9 @@ func TestFullWireHoldsUpNoLoopback(t *testing.T) {
 		}
 		s.unlock()
 		a.device.Drive()
-		require.Zero(t, a.qp.Outstanding(), "in position %d", position)
+		require.Zero(t, poster(a.qp).Outstanding(), "in position %d", position)
 		for _, q := range wired {
-			require.Equal(t, position+1, q.Outstanding())
+			require.Equal(t, position+1, poster(q).Outstanding())
 		}
 	}
 }
@@ -292,10 +290,10 @@ func TestLastFramesOfAClosedDevice(t *testing.T) {
 	sb.mu.Lock()
 	require.True(t, sa.drive(driveBriefly))
 	sb.mu.Unlock()
-	require.Equal(t, 1, b.qp.Outstanding(), "the acknowledgement is in the inbox")
+	require.Equal(t, 1, poster(b.qp).Outstanding(), "the acknowledgement is in the inbox")
 	require.Len(t, *sb.inboxes.Load(), 2)
 	a.close(t)
-	require.Zero(t, b.qp.Outstanding())
+	require.Zero(t, poster(b.qp).Outstanding())
 	require.Len(t, *sb.inboxes.Load(), 1, "its own one")
 	// Packets to a device that is gone are lost at once, instead of filling its inbox.
 	sent := sb.engine.Counters().SentPackets

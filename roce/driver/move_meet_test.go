@@ -87,8 +87,8 @@ func TestMoveMeets(t *testing.T) {
 			m.network.SetSpread(nil)
 			m.settle()
 			if q.State() == transport.StateRTS && !q.closed.Load() {
-				require.Zero(t, m.a.qp.Outstanding())
-				require.Zero(t, m.b.qp.Outstanding())
+				require.Zero(t, poster(m.a.qp).Outstanding())
+				require.Zero(t, poster(m.b.qp).Outstanding())
 				if name != "frames that came earlier" {
 					m.clean()
 				}
@@ -136,7 +136,7 @@ func TestThirdShardsPackets(t *testing.T) {
 	home.inboxFrom(third).ring.Put([][]byte{make([]byte, 60)}) // others hand over, too
 	third.run(1, &e)
 	m.settle()
-	require.Zero(t, m.a.qp.Outstanding())
+	require.Zero(t, poster(m.a.qp).Outstanding())
 }
 
 // TestLookAtALeavingQP: a control call takes a queue pair back that stands between two shards, and who sleeps at its home learns of

@@ -42,8 +42,7 @@ func TestMovesBesideEverything(t *testing.T) {
 	for pair := range pairs {
 		var qps [2]*QP
 		for i, s := range stations {
-			cq, err := s.device.CreateCQ(16, nil)
-			require.NoError(t, err)
+			cq := newCQ(t, s.device, CQConfig{Capacity: 16})
 			own := *s
 			own.cq = cq
 			qps[i] = own.newQP(t)
@@ -56,7 +55,7 @@ func TestMovesBesideEverything(t *testing.T) {
 			posters.Go(func() {
 				var wcs [2]queue.WC
 				for n := 0; time.Now().Before(stop) && !t.Failed(); n++ {
-					if _, err := q.PostSend([]queue.SendWR{{
+					if _, err := poster(q).PostSend([]queue.SendWR{{
 						Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RemoteAddr: uint64(64 * pair), RKey: stations[1-i].region.Key(),
 						SGList: []queue.SGE{{Addr: uint64(64*pair + 32), Length: 8, LKey: stations[i].region.Key()}},
 					}}); err != nil {
@@ -64,9 +63,10 @@ func TestMovesBesideEverything(t *testing.T) {
 						return
 					}
 					posts.Add(1)
-					for got := 0; got == 0; {
+					for got, misses := 0, uint32(0); got == 0; misses++ {
+						q.config.SendCQ.Pause(misses, poller(q.config.SendCQ))
 						if n%2 == 0 {
-							if err := q.config.SendCQ.Wait(ctx); err != nil {
+							if err := q.config.SendCQ.Wait(ctx, poller(q.config.SendCQ)); err != nil {
 								t.Errorf("post %d of QP %v, place %+v: %v", n, q.number, q.place.Load(), err)
 								return
 							}
@@ -74,7 +74,7 @@ func TestMovesBesideEverything(t *testing.T) {
 							t.Errorf("post %d of QP %v, place %+v: no completion", n, q.number, q.place.Load())
 							return
 						}
-						got, _ = q.config.SendCQ.Poll(wcs[:])
+						got, _ = poller(q.config.SendCQ).Poll(wcs[:])
 						if got > 1 || got == 1 && wcs[0].Status != queue.WCSuccess {
 							t.Errorf("%+v", wcs[:got])
 						}

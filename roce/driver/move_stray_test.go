@@ -32,5 +32,5 @@ func TestStrayPacketIsNoRun(t *testing.T) {
 	require.Equal(t, home.index, m.b.qp.shard().index)
 	total, _ := m.b.device.Counters()
 	require.Zero(t, total.Moves)
-	require.Zero(t, m.a.qp.Outstanding())
+	require.Zero(t, poster(m.a.qp).Outstanding())
 }

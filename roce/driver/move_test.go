@@ -80,7 +80,7 @@ func (m *movers) send(count int) {
 	for range count {
 		m.a.write(m, m.a.qp, m.b, 8)
 		m.settle()
-		require.Zero(m, m.a.qp.Outstanding())
+		require.Zero(m, poster(m.a.qp).Outstanding())
 		m.a.drain(m)
 	}
 }
@@ -89,7 +89,7 @@ func (m *movers) send(count int) {
 func (s *station) drain(t testing.TB) (count int) {
 	var wcs [8]queue.WC
 	for {
-		n, err := s.cq.Poll(wcs[:])
+		n, err := poller(s.cq).Poll(wcs[:])
 		require.NoError(t, err)
 		if n == 0 {
 			return count
@@ -287,7 +287,7 @@ func TestDeadlineMoves(t *testing.T) {
 	m.network.SetIntercept(nil)
 	m.network.AdvanceTo(time.Duration(want))
 	m.settle()
-	require.Zero(t, q.Outstanding())
+	require.Zero(t, poster(q).Outstanding())
 	require.EqualValues(t, 1, to.engine.Counters().Timeouts)
 	require.EqualValues(t, 1, to.queue.Counters().Transmitted)
 }
@@ -321,12 +321,12 @@ func TestPublishedFramesFirst(t *testing.T) {
 		m.settle()
 		require.Equal(t, home.index, m.b.qp.shard().index)
 	}
-	require.Equal(t, 5, m.a.qp.Outstanding())
+	require.Equal(t, 5, poster(m.a.qp).Outstanding())
 	pending = false
 	m.settle()
 	home.drive(driveBriefly)
 	m.settle()
-	require.Zero(t, m.a.qp.Outstanding())
+	require.Zero(t, poster(m.a.qp).Outstanding())
 	m.a.write(t, m.a.qp, m.b, 8)
 	m.settle()
 	require.Equal(t, 3, m.b.qp.shard().index)

@@ -16,24 +16,10 @@ import (
 // MaxWR is the largest number of requests of a send or receive queue.
 const MaxWR = 1 << 16
 
-// QPConfig describes a queue pair to make.
-type QPConfig struct {
-	Type           transport.Type
-	Domain         *memory.Domain
-	SendCQ, RecvCQ *CQ
-	MaxSendWR      int
-	MaxRecvWR      int
-	MaxSendSGE     int
-	MaxRecvSGE     int
-	MaxInline      int // bytes
-	SignalAll      bool
-	// SRQ gives out the receive requests instead of a queue of the QP's own; MaxRecvWR and MaxRecvSGE then count for nothing.
-	SRQ *SRQ
-}
-
-// QP is a queue pair. Its methods may be called concurrently.
+// QP is the engine's side of a queue pair. Its methods may be called concurrently.
 type QP struct {
 	device    *Device
+	client    *Client
 	number    roce.QPN
 	config    QPConfig
 	transport *transport.QP
@@ -54,28 +40,24 @@ type QP struct {
 	control sync.Mutex     // held by Modify and Close while they change something
 	handle  *AddressHandle // of the peer; nil if it has none
 
-	sendMu  sync.Mutex
-	send    *queue.Producer
-	recvMu  sync.Mutex
-	receive *queue.Producer
-	posted  *queue.Consumer // the engine's end of the receive queue
+	posted *queue.Consumer // the receive queue
 }
 
 // CreateQP makes a queue pair in state RESET.
-func (d *Device) CreateQP(c QPConfig) (*QP, error) {
-	if err := c.check(d); err != nil {
+func (client *Client) CreateQP(c QPConfig) (*QP, error) {
+	if err := c.check(client); err != nil {
 		return nil, err
 	}
-	q := &QP{device: d, config: c}
-	send, fetched, err := ringPair(queue.SendLayout(c.MaxSendWR, c.MaxSendSGE, c.MaxInline))
+	d := client.device
+	q := &QP{device: d, client: client, config: c}
+	fetched, err := queue.NewConsumer(c.Send.Memory, c.sendLayout())
 	if err != nil {
 		return nil, err
 	}
-	q.send = send
 	var receive transport.ReceiveQueue = (*receives)(q)
 	if c.SRQ != nil {
 		receive, c.MaxRecvSGE = (*sharedReceives)(c.SRQ), c.SRQ.config.MaxSGE
-	} else if q.receive, q.posted, err = ringPair(queue.RecvLayout(c.MaxRecvWR, c.MaxRecvSGE)); err != nil {
+	} else if q.posted, err = queue.NewConsumer(c.Receive.Memory, c.recvLayout()); err != nil {
 		return nil, err
 	}
 	q.place.Store(&d.shards[0].place)
@@ -102,25 +84,23 @@ func (d *Device) CreateQP(c QPConfig) (*QP, error) {
 	return q, nil
 }
 
-func (c *QPConfig) check(d *Device) error {
+func (c *QPConfig) check(client *Client) error {
 	switch {
 	case c.Domain == nil:
 		return fmt.Errorf("%w: a QP needs a protection domain", ErrInvalid)
 	case c.SendCQ == nil || c.RecvCQ == nil:
 		return fmt.Errorf("%w: a QP needs a CQ for sends and one for receives", ErrInvalid)
-	case c.SendCQ.device != d || c.RecvCQ.device != d:
+	case c.SendCQ.device != client.device || c.RecvCQ.device != client.device:
 		return fmt.Errorf("%w: the CQs belong to another device", ErrInvalid)
+	case c.SendCQ.client != client || c.RecvCQ.client != client:
+		return fmt.Errorf("%w: the CQs belong to another client", ErrInvalid) // an overrun there would end its QPs
 	case c.Type != transport.RC:
 		return fmt.Errorf("%w: %v", ErrNotSupported, c.Type)
 	}
-	limits := []limitCheck{{"max_send_wr", c.MaxSendWR, MaxWR}, {"max_send_sge", c.MaxSendSGE, queue.MaxSGE}}
-	if c.MaxInline < 0 || c.MaxInline > queue.MaxInline {
-		return fmt.Errorf("%w: max_inline_data is %d, the limit is %d", ErrLimit, c.MaxInline, queue.MaxInline)
-	}
 	if c.SRQ != nil {
-		return errors.Join(c.SRQ.checkUser(d, c.Domain), checkLimits(limits))
+		return errors.Join(c.SRQ.checkUser(client, c.Domain), c.checkLimits())
 	}
-	return checkLimits(append(limits, limitCheck{"max_recv_wr", c.MaxRecvWR, MaxWR}, limitCheck{"max_recv_sge", c.MaxRecvSGE, queue.MaxSGE}))
+	return c.checkLimits()
 }
 
 // receives is the QP's own receive queue as the transport sees it.
@@ -157,7 +137,7 @@ func (q *QP) Owner() any { return q.owner.Load() }
 // State is the QP's state.
 func (q *QP) State() transport.State { return q.transport.State() }
 
-// Gather implements queue.Gatherer. The caller holds sendMu.
+// Gather copies the registered memory that a list names, on behalf of the QP: it implements queue.Gatherer for clients in this process.
 func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	for i, s := range list {
 		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
@@ -173,56 +153,21 @@ func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	return nil
 }
 
-// PostSend posts requests until one is refused, and returns how many were posted. The requests are copied.
-func (q *QP) PostSend(wrs []queue.SendWR) (posted int, err error) {
-	limits := queue.SendLimits{MaxSGE: q.config.MaxSendSGE, MaxInline: q.config.MaxInline}
-	q.sendMu.Lock()
-	if q.closed.Load() {
-		err = q.closedError()
-	} else if state := q.transport.State(); state < transport.StateRTS {
-		err = fmt.Errorf("%w: posting a send needs RTS, QP %v is in %v", ErrState, q.number, state)
-	}
-	for ; err == nil && posted < len(wrs); posted++ {
-		if err = q.send.PostSend(&wrs[posted], limits, q); err != nil {
-			break
-		}
-	}
-	q.sendMu.Unlock()
-	if posted > 0 {
-		home := q.shard()
-		home.ring(q)
-		home.drive(driveBriefly)
-	}
-	return posted, err
+// Ring tells the engine that something was published in the send queue, or in the receive queue while the QP was in the error state, and
+// drives it: the doorbell of clients in this process.
+func (q *QP) Ring() {
+	home := q.shard()
+	home.ring(q)
+	home.drive(driveBriefly)
 }
 
-// PostRecv posts receives until one is refused, and returns how many were posted. The requests are copied.
-func (q *QP) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
-	q.recvMu.Lock()
+// Over says why the QP takes nothing any more, if so.
+func (q *QP) Over() error {
 	if q.closed.Load() {
-		err = q.closedError()
-	} else if q.config.SRQ != nil {
-		err = fmt.Errorf("%w: QP %v takes its receives from an SRQ: post them there", ErrInvalid, q.number)
-	} else if state := q.transport.State(); state < transport.StateInit {
-		err = fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v", ErrState, q.number, state)
+		return fmt.Errorf("QP %v: %w", q.number, ErrClosed)
 	}
-	for ; err == nil && posted < len(wrs); posted++ {
-		if err = q.receive.PostRecv(&wrs[posted]); err != nil {
-			break
-		}
-	}
-	q.recvMu.Unlock()
-	// In the error state somebody has to flush it. Either the engine saw the request when it entered the state, or this
-	// sees the state.
-	if posted > 0 && q.transport.State() == transport.StateError {
-		home := q.shard()
-		home.ring(q)
-		home.drive(driveBriefly)
-	}
-	return posted, err
+	return nil
 }
-
-func (q *QP) closedError() error { return fmt.Errorf("QP %v: %w", q.number, ErrClosed) }
 
 // Modify changes attributes and state. av is the address vector if mask has MaskAV; resolving it may take until
 // ctx ends, without holding anything up.
@@ -236,6 +181,9 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(q.client.ctx, cancel)()
 	attributes := *a
 	var handle *AddressHandle
 	if mask&transport.MaskAV != 0 {
@@ -289,8 +237,8 @@ func (q *QP) change(a *transport.Attributes, mask transport.AttributeMask, handl
 
 // checkModify says whether the QP is in a state for the change. The caller holds control.
 func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) error {
-	if q.closed.Load() {
-		return q.closedError()
+	if err := q.Over(); err != nil {
+		return err
 	}
 	home := q.lock()
 	defer home.unlock()
@@ -299,11 +247,6 @@ func (q *QP) checkModify(a *transport.Attributes, mask transport.AttributeMask) 
 
 // modify makes a change. loop is the way to the peer if that is within the process, and nil otherwise.
 func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop *loopback) error {
-	// A reset drops what is in the rings: nobody may post meanwhile.
-	q.sendMu.Lock()
-	defer q.sendMu.Unlock()
-	q.recvMu.Lock()
-	defer q.recvMu.Unlock()
 	home := q.lock()
 	a.Loopback = nil
 	if loop != nil {
@@ -381,19 +324,15 @@ func (q *QP) Sizes() (answered, unanswered int) {
 func (q *QP) Close() error {
 	q.control.Lock()
 	defer q.control.Unlock()
-	if q.closed.Swap(true) {
-		return q.closedError()
+	if err := q.Over(); err != nil {
+		return err
 	}
+	q.closed.Store(true)
 	if err := q.modify(&transport.Attributes{State: transport.StateReset}, transport.MaskState, nil); err != nil {
 		return err
 	}
 	q.device.release(q)
+	q.config.Send.release()
+	q.config.Receive.release()
 	return nil
-}
-
-// Outstanding is the number of posted send requests that are not complete.
-func (q *QP) Outstanding() int {
-	q.sendMu.Lock()
-	defer q.sendMu.Unlock()
-	return q.send.Used()
 }

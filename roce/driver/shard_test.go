@@ -23,13 +23,11 @@ func newManual(t *testing.T, queues int) (*Device, *QP) {
 	require.NoError(t, err)
 	d, err := Open(l, Options{Manual: true})
 	require.NoError(t, err)
-	cq, err := d.CreateCQ(4, nil)
-	require.NoError(t, err)
-	q, err := d.CreateQP(QPConfig{
+	cq := newCQ(t, d, CQConfig{Capacity: 4})
+	q := newQP(t, d, QPConfig{
 		Type: transport.RC, Domain: new(memory.Domain), SendCQ: cq, RecvCQ: cq,
 		MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
-	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, q.Close())
 		require.NoError(t, cq.Close())

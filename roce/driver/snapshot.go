@@ -131,7 +131,7 @@ type CQStatus struct {
 	Capacity int    `json:"capacity"`
 	Waiting  int    `json:"waiting"` // completions inside
 	QPs      int    `json:"qps"`     // queues of QPs that complete there
-	Channel  bool   `json:"channel"`
+	Channel  bool   `json:"channel"` // somebody is notified
 	Overrun  bool   `json:"overrun"`
 }
 
@@ -279,22 +279,27 @@ func (q *QP) status() QPStatus {
 }
 
 func (c *CQ) status() CQStatus {
-	s := CQStatus{ID: c.id, Channel: c.channel != nil, Overrun: c.overrun.Load()}
+	s := CQStatus{ID: c.id, Channel: c.notifier != nil, Overrun: c.overrun.Load()}
 	c.mu.Lock()
 	s.QPs = c.qps.uses
 	c.mu.Unlock()
-	c.consume.Lock()
-	defer c.consume.Unlock()
-	s.Capacity = c.consumer.Capacity()
-	s.Waiting = c.consumer.Available(s.Capacity)
+	c.produce.Lock()
+	defer c.produce.Unlock()
+	s.Capacity = c.producer.Capacity()
+	if !c.closed.Load() { // otherwise the ring is not the engine's any more
+		s.Waiting = c.producer.Used()
+	}
 	return s
 }
 
 func (s *SRQ) status(users int) SRQStatus {
 	s.take.Lock()
 	defer s.take.Unlock()
-	capacity := s.consumer.Capacity()
-	return SRQStatus{ID: s.id, MaxWR: capacity, Posted: s.consumer.Available(capacity), Limit: s.limit, QPs: users}
+	status := SRQStatus{ID: s.id, MaxWR: s.consumer.Capacity(), Limit: s.limit, QPs: users}
+	if !s.closed.Load() {
+		status.Posted = s.consumer.Available(status.MaxWR)
+	}
+	return status
 }
 
 func keys[K comparable](m map[K]struct{}) []K { return slices.Collect(maps.Keys(m)) }

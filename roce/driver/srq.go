@@ -1,8 +1,8 @@
 package driver
 
 // A shared receive queue gives receive requests to several QPs, in the order in which they were posted. Its QPs may be at
-// home at different shards: the end that takes has a mutex of its own below the shards' locks, the end that posts has
-// another one above them, so that no shard ever waits for a program that posts a long list.
+// home at different shards: the end that takes has a mutex of its own below the shards' locks. The end that posts is the client's, so
+// no shard ever waits for a program that posts a long list.
 
 import (
 	"fmt"
@@ -14,27 +14,15 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// SRQConfig describes a shared receive queue to make.
-type SRQConfig struct {
-	Domain *memory.Domain
-	MaxWR  int
-	MaxSGE int
-	// Limit arms the limit event from the beginning; 0 does not.
-	Limit int
-}
-
-// SRQ is a shared receive queue. Its methods may be called concurrently.
+// SRQ is the engine's end of a shared receive queue. Its methods may be called concurrently.
 type SRQ struct {
-	device *Device
+	client *Client
 	id     uint32
-	config SRQConfig // MaxWR and Limit are those of the creation
+	config SRQConfig // MaxWR and Limit are those of the creation; the ring is guarded by take
 	owner  atomic.Value
 	events eventState
 	closed atomic.Bool
 	qps    int // guarded by Device.mu
-
-	post     sync.Mutex // held by whoever posts
-	producer *queue.Producer
 
 	take     sync.Mutex // held by the shard that takes a request
 	consumer *queue.Consumer
@@ -42,40 +30,43 @@ type SRQ struct {
 }
 
 // CreateSRQ makes a shared receive queue.
-func (d *Device) CreateSRQ(c SRQConfig) (*SRQ, error) {
+func (client *Client) CreateSRQ(c SRQConfig) (*SRQ, error) {
 	if c.Domain == nil {
 		return nil, fmt.Errorf("%w: an SRQ needs a protection domain", ErrInvalid)
 	}
-	if err := checkLimits([]limitCheck{{"max_srq_wr", c.MaxWR, MaxWR}, {"max_srq_sge", c.MaxSGE, queue.MaxSGE}}); err != nil {
+	if err := c.checkLimits(); err != nil {
 		return nil, err
 	}
 	if err := checkSRQLimit(c.Limit, c.MaxWR); err != nil {
 		return nil, err
 	}
-	s := &SRQ{device: d, config: c, limit: c.Limit}
+	s := &SRQ{client: client, config: c, limit: c.Limit}
 	var err error
-	if s.producer, s.consumer, err = ringPair(queue.RecvLayout(c.MaxWR, c.MaxSGE)); err != nil {
+	if s.consumer, err = queue.NewConsumer(c.Ring.Memory, queue.RecvLayout(c.MaxWR, c.MaxSGE)); err != nil {
 		return nil, err
 	}
+	d := client.device
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
-		return nil, ErrClosed
+	if err := client.admits("SRQ", len(client.srqs), client.limits.SRQs); err != nil {
+		return nil, err
 	}
 	if len(d.srqs) == MaxSRQ {
 		return nil, fmt.Errorf("%w: SRQ number %d, the device has %d", ErrLimit, len(d.srqs)+1, MaxSRQ)
 	}
 	d.lastID++
 	s.id = d.lastID
-	d.srqs[s] = struct{}{}
+	d.srqs[s], client.srqs[s] = struct{}{}, struct{}{}
 	return s, nil
 }
 
 // checkUser says whether a QP may use the SRQ.
-func (s *SRQ) checkUser(d *Device, domain *memory.Domain) error {
+func (s *SRQ) checkUser(c *Client, domain *memory.Domain) error {
 	switch {
-	case s.device != d:
+	case s.client.device != c.device:
 		return fmt.Errorf("%w: the SRQ belongs to another device", ErrInvalid)
+	case s.client != c:
+		return fmt.Errorf("%w: the SRQ belongs to another client", ErrInvalid)
 	case s.config.Domain != domain:
 		return fmt.Errorf("%w: a QP and its SRQ in two protection domains", ErrNotSupported)
 	}
@@ -95,19 +86,12 @@ func (s *SRQ) SetOwner(o any) { s.owner.Store(o) }
 // Owner is what SetOwner has attached, or nil.
 func (s *SRQ) Owner() any { return s.owner.Load() }
 
-// PostRecv posts receives until one is refused, and returns how many were posted. The requests are copied.
-func (s *SRQ) PostRecv(wrs []queue.RecvWR) (posted int, err error) {
-	s.post.Lock()
-	defer s.post.Unlock()
+// Over says why nothing is taken any more, if so.
+func (s *SRQ) Over() error {
 	if s.closed.Load() {
-		return 0, fmt.Errorf("SRQ: %w", ErrClosed)
+		return fmt.Errorf("SRQ: %w", ErrClosed)
 	}
-	for ; posted < len(wrs); posted++ {
-		if err = s.producer.PostRecv(&wrs[posted]); err != nil {
-			break
-		}
-	}
-	return posted, err
+	return nil
 }
 
 // takeRequest gives the oldest request to a QP. It runs under the lock of the QP's shard.
@@ -128,7 +112,7 @@ func (s *SRQ) takeRequest(wr *queue.RecvWR) (found, valid bool) {
 func (s *SRQ) checkLimit() {
 	if s.limit > 0 && s.consumer.Available(s.limit-1) < s.limit {
 		s.limit = 0
-		s.device.raise(AsyncEvent{Type: transport.EventSRQLimitReached, SRQ: s})
+		s.client.events.raise(AsyncEvent{Type: transport.EventSRQLimitReached, SRQ: s})
 	}
 }
 
@@ -139,48 +123,60 @@ type SRQAttributes struct {
 	Limit  int // the armed limit; 0 after its event was raised
 }
 
-// Modify changes the capacity, if maxWR is not nil, and arms the limit, if limit is not nil: both or none. A capacity
-// below the number of posted requests is refused. A limit that is above the number of posted requests raises its
-// event at once: with an empty queue nothing would ever be taken that could raise it.
-func (s *SRQ) Modify(maxWR, limit *int) error {
-	s.post.Lock()
-	defer s.post.Unlock()
-	if s.closed.Load() {
-		return fmt.Errorf("SRQ: %w", ErrClosed)
-	}
-	capacity := s.producer.Capacity()
-	var producer *queue.Producer
+// SRQReplacement is a ring that takes the place of another one.
+type SRQReplacement struct {
+	Ring  Ring // of the layout queue.RecvLayout(MaxWR, the MaxSGE of the SRQ)
+	MaxWR int
+	First uint32 // the index in the old ring of what comes first in this one (queue.Producer.Move)
+}
+
+// Modify has the engine go on in another ring, if replacement is not nil, and arms the limit, if limit is not nil: both or none. The
+// client has copied everything that was posted into the new ring and posts nothing meanwhile; what was taken since then the engine leaves
+// out there. A limit that is above the number of posted requests raises its event at once: with an empty queue nothing would ever
+// be taken that could raise it.
+func (s *SRQ) Modify(replacement *SRQReplacement, limit *int) error {
 	var consumer *queue.Consumer
-	if maxWR != nil {
-		if err := checkLimits([]limitCheck{{"max_srq_wr", *maxWR, MaxWR}}); err != nil {
-			return err
-		}
-		capacity = *maxWR
+	if replacement != nil {
 		var err error
-		if producer, consumer, err = ringPair(queue.RecvLayout(capacity, s.config.MaxSGE)); err != nil {
+		layout := queue.RecvLayout(replacement.MaxWR, s.config.MaxSGE)
+		if consumer, err = queue.NewConsumer(replacement.Ring.Memory, layout); err != nil {
 			return err
 		}
 	}
+	old, err := s.modify(replacement, consumer, limit)
+	old.release()
+	return err
+}
+
+// modify returns the ring that is of no use any more.
+func (s *SRQ) modify(replacement *SRQReplacement, consumer *queue.Consumer, limit *int) (old Ring, err error) {
 	s.take.Lock()
 	defer s.take.Unlock()
-	armed := s.limit
+	if err := s.Over(); err != nil {
+		return old, err
+	}
+	armed, capacity := s.limit, s.consumer.Capacity()
 	if limit != nil {
 		armed = *limit
 	}
-	if err := checkSRQLimit(armed, capacity); err != nil {
-		return err
+	if consumer != nil {
+		capacity = consumer.Capacity()
 	}
-	if producer != nil {
-		if count, moved := s.consumer.Move(producer); !moved {
-			return fmt.Errorf("%w: SRQ of %d requests, %d are posted", ErrInvalid, capacity, count)
+	if err := checkSRQLimit(armed, capacity); err != nil {
+		return old, err
+	}
+	if consumer != nil {
+		if !consumer.SkipTo(s.consumer, replacement.First) {
+			return old, fmt.Errorf("%w: the new ring of the SRQ begins with a request that was never posted", ErrInvalid)
 		}
-		s.producer, s.consumer = producer, consumer
+		old = s.config.Ring
+		s.consumer, s.config.Ring = consumer, replacement.Ring
 	}
 	if limit != nil {
 		s.limit = armed
 		s.checkLimit()
 	}
-	return nil
+	return old, nil
 }
 
 // Query returns the attributes as they are now.
@@ -192,18 +188,29 @@ func (s *SRQ) Query() SRQAttributes {
 
 // Close destroys the SRQ and drops what is posted. It fails while QPs use it.
 func (s *SRQ) Close() error {
-	d := s.device
+	if err := s.close(); err != nil {
+		return err
+	}
+	s.config.Ring.release()
+	return nil
+}
+
+func (s *SRQ) close() error {
+	d := s.client.device
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.closed.Load() {
-		return fmt.Errorf("SRQ: %w", ErrClosed)
+	if err := s.Over(); err != nil {
+		return err
 	}
 	if s.qps > 0 {
 		return fmt.Errorf("SRQ: %w by %d QPs", ErrInUse, s.qps)
 	}
+	s.take.Lock() // nobody is about to look
+	defer s.take.Unlock()
 	s.closed.Store(true)
 	delete(d.srqs, s)
-	d.forget(AsyncEvent{SRQ: s})
+	delete(s.client.srqs, s)
+	s.client.events.forget(AsyncEvent{SRQ: s})
 	return nil
 }
 

@@ -9,7 +9,6 @@ import (
 	"context"
 	"math/bits"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,20 +73,20 @@ func (c *crowd) slow() {
 	c.naps.Store(naps - 1)
 }
 
-// pause gives the CPU away now and then, after so many empty polls of o in a row.
-func (d *Device) pause(misses uint32, o awaited) {
+// Pause gives the CPU away now and then, after so many empty polls of o in a row.
+func (g *Group) Pause(misses uint32, o Waitable) {
 	switch {
 	case misses == 0 || misses%yieldEvery != 0:
 	case misses >= rescheduleFirst && misses&(misses-1) == 0, misses%rescheduleEvery == 0:
 		runtime.Gosched()
-	case d.crowd.yield():
-		d.nap(o)
+	case g.device.crowd.yield():
+		g.nap(o)
 	}
 }
 
 // nap sleeps for a moment, until something has come in for o.
-func (d *Device) nap(o awaited) {
-	set := o.shardSet().bits.Load()
+func (g *Group) nap(o Waitable) {
+	d, set := g.device, g.shards.bits.Load()
 	if set == 0 || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
 		yield() // nothing would wake it
 		return
@@ -97,8 +96,8 @@ func (d *Device) nap(o awaited) {
 		return
 	}
 	defer d.returnWaiter(w)
-	o.asleep().add(w)
-	defer o.asleep().remove(w)
+	g.sleepers.add(w)
+	defer g.sleepers.remove(w)
 	timeout := longestNap
 	w.led = w.led[:0]
 	for i, s := range d.shards {
@@ -116,7 +115,7 @@ func (d *Device) nap(o awaited) {
 			timeout = min(timeout, t)
 		}
 	}
-	o.arm()
+	o.Arm()
 	if done, _ := look(context.Background(), o); !done {
 		w.sleep(w.led, timeout)
 	}
@@ -249,114 +248,28 @@ func (d *Device) returnWaiter(w *waiter) {
 	d.waiters = append(d.waiters, w)
 }
 
-// awaited is what a goroutine can block on: a CQ until it has completions, a channel until it has events.
-type awaited interface {
-	ready() bool
-	// over says why it will not become ready any more, if so.
-	over() error
-	// arm makes it wake its sleepers when it becomes ready.
-	arm()
-	asleep() *sleepers
-	// shardSet is where the progress is made that may make it ready.
-	shardSet() *shardSet
-}
-
-// shardSet is a set of shards, a bit each, with how many queues of QPs at home there are the reason.
-type shardSet struct {
-	bits   atomic.Uint64
-	mu     sync.Mutex // guards counts
-	counts [maxShards]uint16
-}
-
-// add reports whether the shard is a new one.
-func (a *shardSet) add(s *Shard) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.counts[s.index]++
-	bit := uint64(1) << s.index
-	return a.bits.Or(bit)&bit == 0
-}
-
-// remove undoes an add.
-func (a *shardSet) remove(s *Shard) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.counts[s.index]--; a.counts[s.index] == 0 {
-		a.bits.And(^(uint64(1) << s.index))
-	}
-}
-
-// sleepers are the goroutines that are blocked on something.
-type sleepers struct {
-	mu   sync.Mutex
-	list []*waiter
-}
-
-// wake wakes all of them.
-func (l *sleepers) wake() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, w := range l.list {
-		w.wake()
-	}
-}
-
-func (l *sleepers) add(w *waiter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.list = append(l.list, w)
-}
-
-func (l *sleepers) remove(w *waiter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i := slices.Index(l.list, w); i >= 0 {
-		l.list = slices.Delete(l.list, i, i+1)
-	}
-}
-
-// drivePolled drives shards on behalf of a poller, which renews the lease on them.
-func (d *Device) drivePolled(a *shardSet) {
-	for i, set := 0, a.bits.Load(); set != 0; i, set = i+1, set>>1 {
-		if set&1 != 0 {
-			s := d.shards[i]
-			s.polls.Add(1)
-			s.drive(driveBriefly)
-		}
-	}
-}
-
-// giveBack ends the lease on shards of whoever has polled them.
-func (d *Device) giveBack(a *shardSet) {
-	for i, set := 0, a.bits.Load(); set != 0; i, set = i+1, set>>1 {
-		if set&1 != 0 {
-			d.shards[i].giveBack()
-		}
-	}
-}
-
-// wait returns as soon as o is ready, or with an error when ctx has ended or o is over.
-func (d *Device) wait(ctx context.Context, o awaited) error {
+// Wait returns as soon as o is ready, or with an error when ctx has ended or o is over.
+func (g *Group) Wait(ctx context.Context, o Waitable) error {
 	start := time.Now()
 	for i := 1; ; i++ {
 		if done, err := look(ctx, o); done {
 			return err
 		}
-		d.drivePolled(o.shardSet())
+		g.DrivePolled()
 		if i%yieldEvery == 0 {
-			if time.Since(start) > spinTime || d.crowd.yield() {
+			if time.Since(start) > spinTime || g.device.crowd.yield() {
 				break
 			}
 		}
 	}
-	return d.block(ctx, o)
+	return g.block(ctx, o)
 }
 
 // look says whether a wait is done, and how.
-func look(ctx context.Context, o awaited) (done bool, err error) {
-	err = o.over() // asked first: what became ready before the end is taken before it is told
+func look(ctx context.Context, o Waitable) (done bool, err error) {
+	err = o.Over() // asked first: what became ready before the end is taken before it is told
 	switch {
-	case o.ready():
+	case o.Ready():
 		return true, nil
 	case err != nil:
 		return true, err
@@ -365,27 +278,27 @@ func look(ctx context.Context, o awaited) (done bool, err error) {
 	return err != nil, err
 }
 
-func (d *Device) block(ctx context.Context, o awaited) error {
-	w, err := d.takeWaiter()
+func (g *Group) block(ctx context.Context, o Waitable) error {
+	w, err := g.device.takeWaiter()
 	if err != nil {
 		return err
 	}
-	defer d.returnWaiter(w)
-	o.asleep().add(w)
-	defer o.asleep().remove(w)
+	defer g.device.returnWaiter(w)
+	g.sleepers.add(w)
+	defer g.sleepers.remove(w)
 	defer context.AfterFunc(ctx, w.wake)()
 	for {
 		// A QP that comes to life on another shard changes the set.
-		if done, err := d.blockOn(ctx, w, o, o.shardSet().bits.Load()); done {
+		if done, err := g.blockOn(ctx, w, o, g.shards.bits.Load()); done {
 			return err
 		}
 	}
 }
 
 // blockOn waits with a fixed set of shards; done is false if the set has changed.
-func (d *Device) blockOn(ctx context.Context, w *waiter, o awaited, set uint64) (done bool, err error) {
+func (g *Group) blockOn(ctx context.Context, w *waiter, o Waitable, set uint64) (done bool, err error) {
 	var shards, led []*Shard
-	for i, s := range d.shards {
+	for i, s := range g.device.shards {
 		if set&(1<<i) != 0 {
 			shards = append(shards, s)
 			s.sleep.enter(w)
@@ -412,11 +325,11 @@ func (d *Device) blockOn(ctx context.Context, w *waiter, o awaited, set uint64) 
 				timeout = t
 			}
 		}
-		o.arm()
+		o.Arm()
 		if done, err := look(ctx, o); done {
 			return true, err
 		}
-		if o.shardSet().bits.Load() != set {
+		if g.shards.bits.Load() != set {
 			return false, nil
 		}
 		if len(led) > 0 {

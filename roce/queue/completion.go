@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"github.com/xroce/xroce/internal/enum"
@@ -171,11 +170,9 @@ type WC struct {
 	VendorErr uint32
 }
 
-const completionStride = 64
-
 // CompletionLayout is the layout of a completion queue.
 func CompletionLayout(capacity int) Layout {
-	return Layout{Capacity: capacity, Stride: completionStride}
+	return Layout{Capacity: capacity, Stride: len(CompletionSlot{})}
 }
 
 // WriteCompletion encodes wc into the next slot and publishes it; false means that there is no room.
@@ -183,16 +180,20 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 	if p.Free() == 0 {
 		return false
 	}
-	s := p.Slot(0)
-	binary.NativeEndian.PutUint64(s[0:], wc.WRID)
-	s[8], s[9], s[10], s[11] = uint8(wc.Status), uint8(wc.Opcode), uint8(wc.Flags), uint8(wc.Syndrome)
-	binary.NativeEndian.PutUint32(s[12:], wc.ByteLen)
-	binary.NativeEndian.PutUint32(s[16:], wc.ImmData|wc.InvalidatedRKey) // never both
-	binary.NativeEndian.PutUint32(s[20:], uint32(wc.QPN))
-	binary.NativeEndian.PutUint32(s[24:], uint32(wc.PSN))
-	s[28], s[29] = wc.Retries, wc.RNRRetries
-	binary.NativeEndian.PutUint64(s[32:], uint64(wc.Timestamp))
-	binary.NativeEndian.PutUint32(s[40:], wc.VendorErr)
+	s := (*CompletionSlot)(p.Slot(0))
+	s.SetWRID(wc.WRID)
+	s.SetStatus(uint8(wc.Status))
+	s.SetOpcode(uint8(wc.Opcode))
+	s.SetFlags(uint16(wc.Flags))
+	s.SetByteLen(wc.ByteLen)
+	s.SetImmediate(wc.ImmData | wc.InvalidatedRKey) // never both
+	s.SetQPN(uint32(wc.QPN))
+	s.SetPSN(uint32(wc.PSN))
+	s.SetTimestamp(uint64(wc.Timestamp))
+	s.SetVendorErr(wc.VendorErr)
+	s.SetSyndrome(uint8(wc.Syndrome))
+	s.SetRetries(wc.Retries)
+	s.SetRNRRetries(wc.RNRRetries)
 	p.Publish(1)
 	return true
 }
@@ -202,21 +203,21 @@ func (p *Producer) WriteCompletion(wc *WC) bool {
 func (c *Consumer) ReadCompletions(wcs []WC) int {
 	n := min(c.Available(len(wcs)-1), len(wcs))
 	for i := range wcs[:n] {
-		s := c.Slot(i)
+		s := (*CompletionSlot)(c.Slot(i))
 		wcs[i] = WC{
-			WRID:       binary.NativeEndian.Uint64(s[0:]),
-			Status:     WCStatus(s[8]),
-			Opcode:     WCOpcode(s[9]),
-			Flags:      WCFlags(s[10]),
-			Syndrome:   roce.Syndrome(s[11]),
-			ByteLen:    binary.NativeEndian.Uint32(s[12:]),
-			ImmData:    binary.NativeEndian.Uint32(s[16:]),
-			QPN:        roce.QPN(binary.NativeEndian.Uint32(s[20:])),
-			PSN:        roce.PSN(binary.NativeEndian.Uint32(s[24:])),
-			Retries:    s[28],
-			RNRRetries: s[29],
-			Timestamp:  int64(binary.NativeEndian.Uint64(s[32:])),
-			VendorErr:  binary.NativeEndian.Uint32(s[40:]),
+			WRID:       s.WRID(),
+			Status:     WCStatus(s.Status()),
+			Opcode:     WCOpcode(s.Opcode()),
+			Flags:      WCFlags(s.Flags()),
+			ByteLen:    s.ByteLen(),
+			ImmData:    s.Immediate(),
+			QPN:        roce.QPN(s.QPN()),
+			PSN:        roce.PSN(s.PSN()),
+			Timestamp:  int64(s.Timestamp()),
+			VendorErr:  s.VendorErr(),
+			Syndrome:   roce.Syndrome(s.Syndrome()),
+			Retries:    s.Retries(),
+			RNRRetries: s.RNRRetries(),
 		}
 		if wcs[i].Flags&WCWithInvalidate != 0 {
 			wcs[i].InvalidatedRKey, wcs[i].ImmData = wcs[i].ImmData, 0
@@ -246,11 +247,16 @@ func (c *Consumer) Arm(solicitedOnly bool) {
 	c.arm.Store(armNext)
 }
 
+// disarmTries bounds how often Disarm looks at the arm word, which is the other end's: one that changes it all the time must not
+// hold the producer, who has the lock of a shard.
+const disarmTries = 2
+
 // Disarm reports whether the consumer asked to be notified of a completion like the one that was written last, and
 // clears the request. The producer calls it after WriteCompletion: the entry is visible before the arm word is looked
-// at. Completions with an error status count as solicited.
+// at. Completions with an error status count as solicited. A consumer that changes the word meanwhile may be notified without
+// need; it never misses a notification that it asked for.
 func (p *Producer) Disarm(solicited bool) bool {
-	for {
+	for range disarmTries {
 		armed := p.arm.Load()
 		if armed == armNone || armed == armSolicited && !solicited {
 			return false
@@ -259,4 +265,5 @@ func (p *Producer) Disarm(solicited bool) bool {
 			return true
 		}
 	}
+	return true
 }

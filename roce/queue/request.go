@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -203,9 +202,9 @@ var (
 )
 
 const (
-	sendHeader = 64
-	recvHeader = 16
-	sgeLength  = 16
+	sendHeader = len(SendSlot{})
+	recvHeader = len(RecvSlot{})
+	sgeLength  = len(SGESlot{})
 )
 
 // SendLayout is the layout of a send queue whose requests have up to maxSGE elements or up to maxInline bytes of inline data.
@@ -220,19 +219,6 @@ func RecvLayout(capacity, maxSGE int) Layout {
 
 func maxSGEs(stride uint32, header int) int { return (int(stride) - header) / sgeLength }
 
-func checkSGList(list []SGE, limit int) (total uint64, err error) {
-	if len(list) > limit {
-		return 0, fmt.Errorf("%w: %d, the queue was made for %d", ErrTooManySGEs, len(list), limit)
-	}
-	for _, s := range list {
-		total += uint64(s.Length)
-	}
-	if total > MaxMessage {
-		return 0, fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLong, total, uint64(MaxMessage))
-	}
-	return total, nil
-}
-
 // Gatherer fetches inline data.
 type Gatherer interface {
 	// Gather copies the bytes that the list names, which are exactly as many as fit into into.
@@ -245,113 +231,167 @@ type SendLimits struct {
 	MaxInline int // bytes
 }
 
-// PostSend checks wr, writes it into the next slot and publishes it. Inline data that a list names come from data.
+// PostSend encodes wr into the next slot, checks it there and publishes it. Inline data that a list names come from data.
 func (p *Producer) PostSend(wr *SendWR, limits SendLimits, data Gatherer) error {
-	length, err := checkSGList(wr.SGList, limits.MaxSGE)
-	if err != nil {
-		return err
-	}
-	own := wr.Flags&SendInline != 0 && len(wr.SGList) == 0
-	if own {
-		length = uint64(len(wr.Inline))
-	}
-	if err := wr.check(length, limits); err != nil {
-		return err
-	}
-	if p.Free() == 0 {
+	inline := wr.Flags&SendInline != 0
+	switch {
+	case p.Free() == 0:
 		return fmt.Errorf("%w: send queue of %d requests", ErrFull, p.capacity)
+	case len(wr.Inline) > 0 && !inline:
+		return fmt.Errorf("%w: %d bytes without the flag SendInline", ErrInline, len(wr.Inline))
+	case len(wr.Inline) > 0 && len(wr.SGList) > 0:
+		return fmt.Errorf("%w: %d bytes beside a list of %d elements", ErrInline, len(wr.Inline), len(wr.SGList))
 	}
-	s := p.Slot(0)
-	immediate, quantity := wr.ImmData, wr.CompareAdd
-	switch wr.Opcode {
-	case SendWithInvalidate, LocalInvalidate:
-		immediate = wr.InvalidateRKey
-	case BindWindow:
-		immediate, quantity = wr.Bind.LKey, wr.Bind.Length
-	case Flush:
-		immediate = uint32(wr.Flush.Placement) | uint32(wr.Flush.Selectivity)<<8
-		quantity = uint64(wr.Flush.Length)
+	if err := checkCount(len(wr.SGList), limits.MaxSGE); err != nil {
+		return err
 	}
-	address, access := wr.RemoteAddr, wr.Access
-	if wr.Opcode == BindWindow {
-		address, access = wr.Bind.Addr, wr.Bind.Access
+	slot := p.Slot(0)
+	head, body := (*SendSlot)(slot), slot[sendHeader:]
+	length := lengthOf(wr.SGList) + uint64(len(wr.Inline))
+	wr.encode(head, length)
+	if err := head.Check(length, limits); err != nil {
+		return err
 	}
-	binary.NativeEndian.PutUint64(s[0:], wr.WRID)
-	s[8], s[9] = uint8(wr.Opcode), uint8(wr.Flags)
-	binary.NativeEndian.PutUint32(s[12:], immediate)
-	binary.NativeEndian.PutUint64(s[16:], address)
-	binary.NativeEndian.PutUint32(s[24:], wr.RKey)
-	binary.NativeEndian.PutUint32(s[28:], access)
-	binary.NativeEndian.PutUint64(s[32:], quantity)
-	binary.NativeEndian.PutUint64(s[40:], wr.Swap)
-	if wr.Flags&SendInline != 0 {
-		binary.NativeEndian.PutUint16(s[10:], uint16(length))
-		if own {
-			copy(s[sendHeader:], wr.Inline)
-		} else if err := data.Gather(wr.SGList, s[sendHeader:sendHeader+length]); err != nil {
+	switch {
+	case !inline:
+		putSGList(body, wr.SGList)
+	case len(wr.SGList) == 0:
+		copy(body, wr.Inline)
+	default:
+		if err := data.Gather(wr.SGList, body[:length]); err != nil {
 			return err
 		}
-	} else {
-		binary.NativeEndian.PutUint16(s[10:], uint16(len(wr.SGList)))
-		putSGList(s[sendHeader:], wr.SGList)
 	}
 	p.Publish(1)
 	return nil
 }
 
-// check says whether a request with so many bytes of local data can be executed at all.
-func (wr *SendWR) check(length uint64, limits SendLimits) error {
-	o := wr.Opcode.operation()
-	inline := wr.Flags&SendInline != 0
+// encode writes the head of a request with so many bytes of local data.
+func (wr *SendWR) encode(head *SendSlot, length uint64) {
+	immediate, address, access, quantity := wr.ImmData, wr.RemoteAddr, wr.Access, wr.CompareAdd
+	switch wr.Opcode {
+	case SendWithInvalidate, LocalInvalidate:
+		immediate = wr.InvalidateRKey
+	case BindWindow:
+		immediate, address, access, quantity = wr.Bind.LKey, wr.Bind.Addr, wr.Bind.Access, wr.Bind.Length
+	case Flush:
+		immediate = uint32(wr.Flush.Placement) | uint32(wr.Flush.Selectivity)<<8
+		quantity = uint64(wr.Flush.Length)
+	}
+	count := len(wr.SGList)
+	if wr.Flags&SendInline != 0 {
+		count = int(length)
+	}
+	head.SetWRID(wr.WRID)
+	head.SetOpcode(uint8(wr.Opcode))
+	head.SetFlags(uint8(wr.Flags))
+	head.SetCount(uint16(count))
+	head.SetImmediate(immediate)
+	head.SetRemoteAddr(address)
+	head.SetRKey(wr.RKey)
+	head.SetAccess(access)
+	head.SetQuantity(quantity)
+	head.SetSwap(wr.Swap)
+}
+
+// Check says why a request with so many bytes of local data, named by its list or inline, cannot be executed. It looks at the encoded
+// form, so it is the same for both ends: whoever posts calls it before the request is published, and the engine on a copy of its own.
+func (s *SendSlot) Check(length uint64, limits SendLimits) error {
+	opcode, flags := Opcode(s.Opcode()), SendFlags(s.Flags())
+	o, inline := opcode.operation(), flags&SendInline != 0
+	if err := checkLength(length); err != nil {
+		return err
+	}
 	switch {
 	case o.name == "":
-		return fmt.Errorf("%w: %v", ErrOpcode, wr.Opcode)
-	case wr.Flags&^knownFlags != 0:
-		return fmt.Errorf("%w: %#x", ErrFlags, uint8(wr.Flags&^knownFlags))
+		return fmt.Errorf("%w: %v", ErrOpcode, opcode)
+	case flags&^knownFlags != 0:
+		return fmt.Errorf("%w: %#x", ErrFlags, uint8(flags&^knownFlags))
 	case inline && !o.inline:
-		return fmt.Errorf("%w: %v takes no inline data", ErrInline, wr.Opcode)
-	case len(wr.Inline) > 0 && !inline:
-		return fmt.Errorf("%w: %d bytes without the flag SendInline", ErrInline, len(wr.Inline))
-	case len(wr.Inline) > 0 && len(wr.SGList) > 0:
-		return fmt.Errorf("%w: %d bytes beside a list of %d elements", ErrInline, len(wr.Inline), len(wr.SGList))
-	case !o.list && len(wr.SGList) > 0:
-		return fmt.Errorf("%w: %d, %v takes none", ErrTooManySGEs, len(wr.SGList), wr.Opcode)
+		return fmt.Errorf("%w: %v takes no inline data", ErrInline, opcode)
 	case inline && length > uint64(limits.MaxInline):
 		return fmt.Errorf("%w: %d bytes, the queue was made for %d", ErrInline, length, limits.MaxInline)
+	case !o.list && s.Count() > 0:
+		return fmt.Errorf("%w: %d, %v takes none", ErrTooManySGEs, s.Count(), opcode)
 	case o.word && length != 8:
-		return fmt.Errorf("%w: the list of the %v has %d bytes", ErrWord, wr.Opcode, length)
-	case o.aligned && wr.RemoteAddr%8 != 0:
-		return fmt.Errorf("%w: the remote address of the %v is %#x", ErrWord, wr.Opcode, wr.RemoteAddr)
-	case wr.Opcode == Flush && (wr.Flush.Placement == 0 || wr.Flush.Placement > 3 || wr.Flush.Selectivity > 1):
-		return fmt.Errorf("%w: FLUSH with placement %d and selectivity %d", ErrFlags, wr.Flush.Placement, wr.Flush.Selectivity)
-	case wr.Opcode == Flush && wr.Flush.Length > MaxMessage:
-		return fmt.Errorf("%w: FLUSH of %d bytes, the limit is %d", ErrTooLong, wr.Flush.Length, uint64(MaxMessage))
+		return fmt.Errorf("%w: the list of the %v has %d bytes", ErrWord, opcode, length)
+	case o.aligned && s.RemoteAddr()%8 != 0:
+		return fmt.Errorf("%w: the remote address of the %v is %#x", ErrWord, opcode, s.RemoteAddr())
+	case opcode == Flush:
+		return s.checkFlush()
+	case inline:
+		return nil
+	}
+	return checkCount(int(s.Count()), limits.MaxSGE)
+}
+
+func (s *SendSlot) checkFlush() error {
+	if placement, selectivity := uint8(s.Immediate()), uint8(s.Immediate()>>8); placement == 0 || placement > 3 || selectivity > 1 {
+		return fmt.Errorf("%w: FLUSH with placement %d and selectivity %d", ErrFlags, placement, selectivity)
+	}
+	if s.Quantity() > MaxMessage {
+		return fmt.Errorf("%w: FLUSH of %d bytes, the limit is %d", ErrTooLong, s.Quantity(), uint64(MaxMessage))
 	}
 	return nil
 }
 
-// PostRecv checks wr, writes it into the next slot and publishes it.
-func (p *Producer) PostRecv(wr *RecvWR) error {
-	if _, err := checkSGList(wr.SGList, maxSGEs(p.stride, recvHeader)); err != nil {
+// Check says why a receive whose list names so many bytes cannot be executed; see SendSlot.Check.
+func (s *RecvSlot) Check(length uint64, maxSGE int) error {
+	if err := checkCount(int(s.Count()), maxSGE); err != nil {
 		return err
 	}
+	return checkLength(length)
+}
+
+func checkCount(count, limit int) error {
+	if count > limit {
+		return fmt.Errorf("%w: %d, the queue was made for %d", ErrTooManySGEs, count, limit)
+	}
+	return nil
+}
+
+func checkLength(length uint64) error {
+	if length > MaxMessage {
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLong, length, uint64(MaxMessage))
+	}
+	return nil
+}
+
+// lengthOf is how many bytes a list names.
+func lengthOf(list []SGE) (length uint64) {
+	for i := range list {
+		length += uint64(list[i].Length)
+	}
+	return length
+}
+
+// PostRecv encodes wr into the next slot, checks it there and publishes it.
+func (p *Producer) PostRecv(wr *RecvWR) error {
 	if p.Free() == 0 {
 		return fmt.Errorf("%w: receive queue of %d requests", ErrFull, p.capacity)
 	}
-	s := p.Slot(0)
-	binary.NativeEndian.PutUint64(s[0:], wr.WRID)
-	binary.NativeEndian.PutUint16(s[8:], uint16(len(wr.SGList)))
-	putSGList(s[recvHeader:], wr.SGList)
+	limit := maxSGEs(p.stride, recvHeader)
+	if err := checkCount(len(wr.SGList), limit); err != nil {
+		return err
+	}
+	slot := p.Slot(0)
+	head := (*RecvSlot)(slot)
+	head.SetWRID(wr.WRID)
+	head.SetCount(uint16(len(wr.SGList)))
+	if err := head.Check(lengthOf(wr.SGList), limit); err != nil {
+		return err
+	}
+	putSGList(slot[recvHeader:], wr.SGList)
 	p.Publish(1)
 	return nil
 }
 
 func putSGList(b []byte, list []SGE) {
-	for i, s := range list {
-		e := b[i*sgeLength : (i+1)*sgeLength]
-		binary.NativeEndian.PutUint64(e[0:], s.Addr)
-		binary.NativeEndian.PutUint32(e[8:], s.Length)
-		binary.NativeEndian.PutUint32(e[12:], s.LKey)
+	for i := range list {
+		e, s := (*SGESlot)(b[i*sgeLength:]), &list[i]
+		e.SetAddr(s.Addr)
+		e.SetLength(s.Length)
+		e.SetLKey(s.LKey)
 	}
 }
 
@@ -362,12 +402,8 @@ func getSGList(into []SGE, b []byte, count int) ([]SGE, bool) {
 	}
 	into = into[:count]
 	for i := range into {
-		e := b[i*sgeLength : (i+1)*sgeLength]
-		into[i] = SGE{
-			Addr:   binary.NativeEndian.Uint64(e[0:]),
-			Length: binary.NativeEndian.Uint32(e[8:]),
-			LKey:   binary.NativeEndian.Uint32(e[12:]),
-		}
+		e := (*SGESlot)(b[i*sgeLength:])
+		into[i] = SGE{Addr: e.Addr(), Length: e.Length(), LKey: e.LKey()}
 	}
 	return into, true
 }
@@ -376,19 +412,31 @@ func getSGList(into []SGE, b []byte, count int) ([]SGE, bool) {
 // for the queue's largest list and data and are reused. It returns false if the request cannot be right (wr then holds
 // what could be read); the copy is all that the engine ever looks at.
 func (c *Consumer) ReadSend(i int, wr *SendWR) bool {
-	s := c.Slot(i)
-	list, inline := wr.SGList, wr.Inline[:0]
-	*wr = SendWR{
-		WRID:   binary.NativeEndian.Uint64(s[0:]),
-		Opcode: Opcode(s[8]),
-		Flags:  SendFlags(s[9]),
-		RKey:   binary.NativeEndian.Uint32(s[24:]),
-		Access: binary.NativeEndian.Uint32(s[28:]),
-		Swap:   binary.NativeEndian.Uint64(s[40:]),
+	slot := c.Slot(i)
+	head, body := *(*SendSlot)(slot), slot[sendHeader:] // a copy: the other end may still write
+	limits := SendLimits{MaxSGE: cap(wr.SGList), MaxInline: cap(wr.Inline)}
+	wr.decode(&head)
+	count := int(head.Count())
+	if wr.Flags&SendInline != 0 {
+		if count > limits.MaxInline || count > len(body) {
+			return false
+		}
+		wr.Inline = append(wr.Inline, body[:count]...)
+		return head.Check(uint64(count), limits) == nil
 	}
-	count := int(binary.NativeEndian.Uint16(s[10:]))
-	immediate, quantity := binary.NativeEndian.Uint32(s[12:]), binary.NativeEndian.Uint64(s[32:])
-	address := binary.NativeEndian.Uint64(s[16:])
+	var ok bool
+	wr.SGList, ok = getSGList(wr.SGList, body, count)
+	return ok && head.Check(lengthOf(wr.SGList), limits) == nil
+}
+
+// decode takes everything out of the head of a request. The lists are empty then.
+func (wr *SendWR) decode(head *SendSlot) {
+	*wr = SendWR{
+		WRID: head.WRID(), Opcode: Opcode(head.Opcode()), Flags: SendFlags(head.Flags()),
+		RKey: head.RKey(), Access: head.Access(), Swap: head.Swap(),
+		SGList: wr.SGList[:0], Inline: wr.Inline[:0],
+	}
+	immediate, quantity, address := head.Immediate(), head.Quantity(), head.RemoteAddr()
 	switch wr.Opcode {
 	case SendWithInvalidate, LocalInvalidate:
 		wr.InvalidateRKey, wr.RemoteAddr = immediate, address
@@ -400,31 +448,15 @@ func (c *Consumer) ReadSend(i int, wr *SendWR) bool {
 	default:
 		wr.ImmData, wr.RemoteAddr, wr.CompareAdd = immediate, address, quantity
 	}
-	limits := SendLimits{MaxSGE: cap(list), MaxInline: cap(inline)}
-	if wr.Flags&SendInline != 0 {
-		wr.SGList, wr.Inline = list[:0], inline
-		if count > cap(inline) || count > len(s)-sendHeader {
-			return false
-		}
-		wr.Inline = append(inline, s[sendHeader:sendHeader+count]...)
-		return wr.check(uint64(count), limits) == nil
-	}
-	var ok bool
-	wr.SGList, ok = getSGList(list, s[sendHeader:], count)
-	wr.Inline = inline
-	if !ok {
-		return false
-	}
-	length, err := checkSGList(wr.SGList, limits.MaxSGE)
-	return err == nil && wr.check(length, limits) == nil
 }
 
 // ReadRecv copies the i-th receive request that was not released; see ReadSend.
 func (c *Consumer) ReadRecv(i int, wr *RecvWR) bool {
-	s := c.Slot(i)
-	wr.WRID = binary.NativeEndian.Uint64(s[0:])
-	count := int(binary.NativeEndian.Uint16(s[8:]))
+	slot := c.Slot(i)
+	head := *(*RecvSlot)(slot)
+	wr.WRID = head.WRID()
+	limit := cap(wr.SGList)
 	var ok bool
-	wr.SGList, ok = getSGList(wr.SGList, s[recvHeader:], count)
-	return ok
+	wr.SGList, ok = getSGList(wr.SGList, slot[recvHeader:], int(head.Count()))
+	return ok && head.Check(lengthOf(wr.SGList), limit) == nil
 }

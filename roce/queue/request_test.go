@@ -109,9 +109,7 @@ func TestRequestsRoundTrip(t *testing.T) {
 			if want.Flags&SendInline != 0 && len(want.SGList) == 0 {
 				want.Inline = append(want.Inline, own...)
 			} else if want.Flags&SendInline != 0 {
-				length, err := checkSGList(want.SGList, limits.MaxSGE)
-				require.NoError(t, err)
-				want.Inline = make([]byte, length)
+				want.Inline = make([]byte, lengthOf(want.SGList))
 				require.NoError(t, pattern{}.Gather(want.SGList, want.Inline))
 				want.SGList = []SGE{}
 			}
@@ -228,6 +226,16 @@ func TestReadRefused(t *testing.T) {
 		"max inline":   func(s []byte) { s[9] = uint8(SendInline); binary.NativeEndian.PutUint16(s[10:], 65535) },
 		"3 elements":   func(s []byte) { binary.NativeEndian.PutUint16(s[10:], 3) },
 		"max elements": func(s []byte) { binary.NativeEndian.PutUint16(s[10:], 65535) },
+		"too long": func(s []byte) {
+			binary.NativeEndian.PutUint32(s[sendHeader+8:], 1<<31)
+			binary.NativeEndian.PutUint32(s[sendHeader+24:], 1)
+		},
+		"flush of too much": func(s []byte) {
+			s[8] = uint8(Flush)
+			binary.NativeEndian.PutUint16(s[10:], 0)
+			s[12] = 1
+			s[36] = 1 // 2^32 bytes
+		},
 	} {
 		p, c := ends(t, newMemory(layout, 0), layout)
 		require.NoError(t, p.PostSend(&SendWR{WRID: 77, SGList: make([]SGE, 2)}, limits, nil))
@@ -241,7 +249,13 @@ func TestReadRefused(t *testing.T) {
 	}
 	p, c := ends(t, newMemory(RecvLayout(1, 2), 0), RecvLayout(1, 2))
 	require.NoError(t, p.PostRecv(&RecvWR{WRID: 78}))
-	binary.NativeEndian.PutUint16(c.Slot(0)[8:], 3)
+	slot := c.Slot(0)
+	binary.NativeEndian.PutUint16(slot[8:], 2)
+	binary.NativeEndian.PutUint32(slot[recvHeader+8:], 1<<31)
+	binary.NativeEndian.PutUint32(slot[recvHeader+24:], 1)
+	tooLong := RecvWR{SGList: make([]SGE, 0, 2)}
+	require.False(t, c.ReadRecv(0, &tooLong))
+	binary.NativeEndian.PutUint16(slot[8:], 3)
 	wr := RecvWR{SGList: make([]SGE, 0, 2)}
 	require.False(t, c.ReadRecv(0, &wr))
 	require.Equal(t, uint64(78), wr.WRID)

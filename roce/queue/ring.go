@@ -7,23 +7,20 @@
 // encodes a completion into a ring of the opposite direction, where the application decodes it.
 //
 // Every ring has one producer and one consumer at a time. Neither trusts the other: indices that the peer
-// owns are clamped, slots are copied before they are looked at.
+// owns are clamped, slots are copied before they are looked at, and no word of the other end is waited for or looked at more than
+// a few times in a row.
 //
-// Layout, native byte order: producer index (uint32) at offset 0, consumer index at 64, arm word at 128, each
-// on a cache line of its own; slots from offset 192. Indices run freely over 2^32 and are masked on use.
+// The layout is in hack/ringgen/table.go, which the constants and accessors here and the C header xroce_ring.h are made from.
+// Indices run freely over 2^32 and are masked on use.
 package queue
 
+//go:generate go run ../../hack/ringgen
+
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
-)
-
-const (
-	producerOffset = 0
-	consumerOffset = 64
-	armOffset      = 128
-	slotsOffset    = 192
 )
 
 // MaxCapacity is the largest capacity of a ring.
@@ -31,6 +28,9 @@ const MaxCapacity = 1 << 20
 
 // ErrFull is returned when a queue has no free slot (ENOMEM in libibverbs).
 var ErrFull = errors.New("queue is full")
+
+// ErrLayout is returned when a ring has another version or geometry than its end expects.
+var ErrLayout = errors.New("ring of another layout")
 
 // Layout is the geometry of a ring.
 type Layout struct {
@@ -49,14 +49,26 @@ func (l Layout) slots() int {
 }
 
 // Size is the number of bytes of memory that the ring takes.
-func (l Layout) Size() int { return slotsOffset + l.slots()*l.Stride }
+func (l Layout) Size() int { return ringSize + l.slots()*l.Stride }
 
-func (l Layout) check(memory []byte) error {
+// valid says what is wrong with the geometry.
+func (l Layout) valid() error {
 	if l.Capacity < 1 || l.Capacity > MaxCapacity {
 		return fmt.Errorf("queue: capacity %d is not within 1..%d", l.Capacity, MaxCapacity)
 	}
 	if l.Stride < 16 || l.Stride%16 != 0 {
 		return fmt.Errorf("queue: stride %d is not a positive multiple of 16", l.Stride)
+	}
+	return nil
+}
+
+// check says why the ring cannot lie in memory.
+func (l Layout) check(memory []byte) error {
+	if err := l.valid(); err != nil {
+		return err
+	}
+	if !aligned(memory) {
+		return fmt.Errorf("queue: memory at %p is not aligned to 8 bytes", memory)
 	}
 	if len(memory) < l.Size() {
 		return fmt.Errorf("queue: %d bytes of memory, the ring needs %d", len(memory), l.Size())
@@ -64,33 +76,62 @@ func (l Layout) check(memory []byte) error {
 	return nil
 }
 
+// Create makes a ring in memory, which must be zero: it writes what NewProducer and NewConsumer compare.
+func Create(memory []byte, l Layout) error {
+	if err := l.check(memory); err != nil {
+		return err
+	}
+	binary.NativeEndian.PutUint32(memory[ringVersion:], Version)
+	binary.NativeEndian.PutUint32(memory[ringCapacity:], uint32(l.Capacity))
+	binary.NativeEndian.PutUint32(memory[ringStride:], uint32(l.Stride))
+	return nil
+}
+
+// New makes a ring in ordinary memory and returns that.
+func New(l Layout) ([]byte, error) {
+	if err := l.valid(); err != nil {
+		return nil, err
+	}
+	memory := make([]byte, l.Size())
+	return memory, Create(memory, l)
+}
+
 // ring is what both ends share.
 type ring struct {
-	producer *atomic.Uint32
-	consumer *atomic.Uint32
-	arm      *atomic.Uint32
+	words
 	slots    []byte
 	stride   uint32
 	mask     uint32
 	capacity uint32
 }
 
-func newRing(memory []byte, l Layout) (ring, error) {
+// words are those that the ends touch at the same time. The slots are ordered by the first two (release on store, acquire on
+// load: both are what sync/atomic gives).
+type words struct {
+	producer *atomic.Uint32
+	consumer *atomic.Uint32
+	arm      *atomic.Uint32
+	state    *atomic.Uint32
+}
+
+// attach looks at a ring as the other end may have made it. Afterwards only the private copy of the geometry counts.
+func attach(memory []byte, l Layout) (ring, error) {
 	if err := l.check(memory); err != nil {
 		return ring{}, err
 	}
-	producer, consumer, arm, err := indexWords(memory)
-	if err != nil {
-		return ring{}, err
+	version := binary.NativeEndian.Uint32(memory[ringVersion:])
+	capacity := binary.NativeEndian.Uint32(memory[ringCapacity:])
+	stride := binary.NativeEndian.Uint32(memory[ringStride:])
+	if version != Version || capacity != uint32(l.Capacity) || stride != uint32(l.Stride) {
+		return ring{}, fmt.Errorf("%w: version %d, capacity %d, stride %d instead of %d, %d, %d",
+			ErrLayout, version, capacity, stride, Version, l.Capacity, l.Stride)
 	}
 	return ring{
-		producer: producer,
-		consumer: consumer,
-		arm:      arm,
-		slots:    memory[slotsOffset : slotsOffset+l.slots()*l.Stride],
-		stride:   uint32(l.Stride),
+		words:    wordsOf(memory),
+		slots:    memory[ringSize : ringSize+l.slots()*l.Stride],
+		stride:   stride,
 		mask:     uint32(l.slots() - 1),
-		capacity: uint32(l.Capacity),
+		capacity: capacity,
 	}, nil
 }
 
@@ -110,10 +151,11 @@ type Producer struct {
 	consumed uint32 // the consumer's index when it was last looked at
 }
 
-// NewProducer makes the writing end over memory, which must be zero or hold a ring of the same layout.
+// NewProducer makes the writing end of the ring in memory, which Create or the other end has made. It returns ErrLayout if that is of
+// another version or geometry.
 // The memory belongs to the ring until both ends are dropped.
 func NewProducer(memory []byte, l Layout) (*Producer, error) {
-	r, err := newRing(memory, l)
+	r, err := attach(memory, l)
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +179,9 @@ func (p *Producer) Used() int {
 	return int(p.used(p.next, p.consumed))
 }
 
+// SetState tells the consumer, who may be elsewhere, what has become of the engine's object (the state word).
+func (p *Producer) SetState(s uint32) { p.state.Store(s) }
+
 // Slot returns the i-th slot after the last published one; i is below Free.
 func (p *Producer) Slot(i int) []byte { return p.slot(p.next + uint32(i)) }
 
@@ -155,7 +200,7 @@ type Consumer struct {
 
 // NewConsumer makes the reading end; see NewProducer.
 func NewConsumer(memory []byte, l Layout) (*Consumer, error) {
-	r, err := newRing(memory, l)
+	r, err := attach(memory, l)
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +219,9 @@ func (c *Consumer) Available(after int) int {
 	c.produced = c.ring.producer.Load()
 	return int(c.used(c.produced, c.next))
 }
+
+// SetState tells the producer, who may be elsewhere, what has become of the engine's object (the state word).
+func (c *Consumer) SetState(s uint32) { c.state.Store(s) }
 
 // Slot returns the i-th slot that was not released; i is below Available. In shared memory the producer may
 // still write it: copy, then look.

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"flag"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,8 +15,11 @@ import (
 // newMemory makes memory for a ring whose indices stand at start.
 func newMemory(l Layout, start uint32) []byte {
 	memory := make([]byte, l.Size())
-	binary.NativeEndian.PutUint32(memory[producerOffset:], start)
-	binary.NativeEndian.PutUint32(memory[consumerOffset:], start)
+	if err := Create(memory, l); err != nil {
+		panic(err)
+	}
+	binary.NativeEndian.PutUint32(memory[ringProducer:], start)
+	binary.NativeEndian.PutUint32(memory[ringConsumer:], start)
 	return memory
 }
 
@@ -100,6 +105,7 @@ func TestRingHostile(t *testing.T) {
 		}
 		memory := all[64 : 64+layout.Size()]
 		clear(memory)
+		require.NoError(t, Create(memory, layout))
 		p, c := ends(t, memory, layout)
 		send := SendWR{SGList: make([]SGE, 0, maxSGE), Inline: make([]byte, 0, 20)}
 		receive := RecvWR{SGList: make([]SGE, 0, maxSGE)}
@@ -107,7 +113,7 @@ func TestRingHostile(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"write": func(t *rapid.T) {
 				offset := rapid.OneOf(
-					rapid.SampledFrom([]int{producerOffset, consumerOffset, armOffset}), rapid.IntRange(0, len(memory)-4),
+					rapid.SampledFrom([]int{ringProducer, ringConsumer, ringArm}), rapid.IntRange(0, len(memory)-4),
 				).Draw(t, "offset")
 				binary.NativeEndian.PutUint32(memory[offset:], rapid.Uint32().Draw(t, "value"))
 			},
@@ -234,6 +240,28 @@ func TestNotificationConcurrent(t *testing.T) {
 	}
 }
 
+// TestDisarmHostile: Disarm comes back, and the request is served, whatever the other end does to the arm word meanwhile.
+func TestDisarmHostile(t *testing.T) {
+	p, c := ends(t, newMemory(CompletionLayout(1), 0), CompletionLayout(1))
+	var stop atomic.Bool
+	var other sync.WaitGroup
+	defer other.Wait()
+	defer stop.Store(true)
+	c.arm.Store(armNext)
+	other.Go(func() {
+		for i := uint32(0); !stop.Load(); i++ {
+			c.arm.Store(armNext + i%3)
+		}
+	})
+	told := 0
+	for range 200_000 {
+		if p.Disarm(false) {
+			told++
+		}
+	}
+	require.Positive(t, told)
+}
+
 func TestLayouts(t *testing.T) {
 	for _, bad := range []Layout{{}, {Capacity: 0, Stride: 16}, {Capacity: -1, Stride: 16}, {Capacity: MaxCapacity + 1, Stride: 16},
 		{Capacity: 1}, {Capacity: 1, Stride: 8}, {Capacity: 1, Stride: 17}, {Capacity: 1, Stride: -16}} {
@@ -243,18 +271,48 @@ func TestLayouts(t *testing.T) {
 		require.Error(t, err, "%+v", bad)
 	}
 	l := Layout{Capacity: 5, Stride: 32}
-	require.Equal(t, 192+8*32, l.Size(), "the next power of two")
+	require.Equal(t, 256+8*32, l.Size(), "the next power of two")
 	_, err := NewProducer(make([]byte, l.Size()-1), l)
-	require.ErrorContains(t, err, "447")
-	require.ErrorContains(t, err, "448")
+	require.ErrorContains(t, err, "511")
+	require.ErrorContains(t, err, "512")
 	_, err = NewProducer(make([]byte, l.Size()+8)[1:], l)
 	require.ErrorContains(t, err, "aligned")
+}
+
+// TestAttach: an end refuses a ring of another version or geometry than it was told, and afterwards does not look at them again.
+func TestAttach(t *testing.T) {
+	l := Layout{Capacity: 5, Stride: 32}
+	memory, err := New(l)
+	require.NoError(t, err)
+	for _, offset := range []int{ringVersion, ringCapacity, ringStride} {
+		memory[offset] ^= 0x10
+		_, err := NewProducer(memory, l)
+		require.ErrorIs(t, err, ErrLayout)
+		_, err = NewConsumer(memory, l)
+		require.ErrorIs(t, err, ErrLayout)
+		memory[offset] ^= 0x10
+	}
+	_, err = NewConsumer(make([]byte, l.Size()), l)
+	require.ErrorIs(t, err, ErrLayout, "nobody has made a ring here")
+	p, c := ends(t, memory, l)
+	clear(memory[ringVersion:ringSize])
+	p.Publish(5)
+	require.Equal(t, 5, c.Available(0))
+	require.Len(t, c.Slot(4), 32)
+	require.Zero(t, p.Free())
+	c.SetState(7)
+	require.EqualValues(t, 7, binary.NativeEndian.Uint32(memory[ringState:]))
+	p.SetState(9)
+	require.EqualValues(t, 9, binary.NativeEndian.Uint32(memory[ringState:]))
+	_, err = New(Layout{Capacity: -1, Stride: 16})
+	require.Error(t, err)
 }
 
 // TestDiscard: all that is published is given back at once, also what a peer claims with a wild index.
 func TestDiscard(t *testing.T) {
 	layout := RecvLayout(8, 1)
-	memory := make([]byte, layout.Size())
+	memory, err := New(layout)
+	require.NoError(t, err)
 	producer, err := NewProducer(memory, layout)
 	require.NoError(t, err)
 	consumer, err := NewConsumer(memory, layout)

@@ -28,9 +28,10 @@ func TestCountsAreReadOnce(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, unix.Munmap(views[i])) })
 		}
+		require.NoError(t, Create(views[1], l))
 		c, err := NewConsumer(views[0], l)
 		require.NoError(t, err)
-		return c, views[1][slotsOffset:]
+		return c, views[1][ringSize:]
 	}
 	sends, send := mapTwice(SendLayout(1, maxSGE, maxInline))
 	receives, receive := mapTwice(RecvLayout(1, maxSGE))

@@ -38,7 +38,9 @@ func (fullCQ) Complete(*queue.WC, bool) bool { return false }
 // newQP makes a queue pair with empty queues.
 func newQP(t require.TestingT, e *Engine) *QP {
 	layout := queue.SendLayout(4, 1, 0)
-	send, err := queue.NewConsumer(make([]byte, layout.Size()), layout)
+	ring, err := queue.New(layout)
+	require.NoError(t, err)
+	send, err := queue.NewConsumer(ring, layout)
 	require.NoError(t, err)
 	q, err := NewQP(Config{
 		QPN: 0x1234, Type: RC, Domain: new(memory.Domain), Send: send, Receive: noReceives{}, SendCQ: fullCQ{}, RecvCQ: fullCQ{},

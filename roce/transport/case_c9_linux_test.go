@@ -79,6 +79,7 @@ func newSide(t testing.TB, seed uint64) *side {
 
 	ring := func(l queue.Layout) (*queue.Producer, *queue.Consumer, []byte) {
 		engine, client := shared(t, l.Size())
+		require.NoError(t, queue.Create(client, l))
 		p, err := queue.NewProducer(engine, l)
 		require.NoError(t, err)
 		c, err := queue.NewConsumer(engine, l)
@@ -234,16 +235,24 @@ func (h *hostile) post(random *rand.Rand) {
 	if wr.Opcode != queue.RDMARead && random.IntN(4) == 0 {
 		wr.Flags |= queue.SendInline
 	}
-	send, err := queue.NewProducer(own.send, queue.SendLayout(capacity, maxSGE, maxInline))
-	require.NoError(h.t, err)
+	send := attached(own.send, queue.SendLayout(capacity, maxSGE, maxInline), queue.NewProducer)
 	_ = send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE, MaxInline: maxInline}, zeros{})
 	for _, s := range h.sides {
-		recv, err := queue.NewProducer(s.recv, queue.RecvLayout(capacity, maxSGE))
-		require.NoError(h.t, err)
+		recv := attached(s.recv, queue.RecvLayout(capacity, maxSGE), queue.NewProducer)
 		_ = recv.PostRecv(&queue.RecvWR{SGList: []queue.SGE{{Addr: region, Length: part, LKey: s.key}}})
-		cq, err := queue.NewConsumer(s.cq, queue.CompletionLayout(4*capacity))
-		require.NoError(h.t, err)
-		cq.Discard()
+		attached(s.cq, queue.CompletionLayout(4*capacity), queue.NewConsumer).Discard()
+	}
+}
+
+// attached is the client's end of a ring whose head somebody may be writing nonsense to.
+func attached[E any](memory []byte, l queue.Layout, attach func([]byte, queue.Layout) (*E, error)) *E {
+	for {
+		if err := queue.Create(memory, l); err != nil {
+			panic(err)
+		}
+		if end, err := attach(memory, l); err == nil {
+			return end
+		}
 	}
 }
 
@@ -339,7 +348,7 @@ func TestRequestsAreReadOnce(t *testing.T) {
 				require.Equal(t, roce.DropNone, peer.packet.Parse([][]byte{own.frames[0]}))
 				peer.engine.Receive(h.now, peer.qp, &peer.packet)
 				own.frames = nil
-				const slots = 192 // where they begin
+				const slots = 256 // where they begin
 				for _, ring := range [][]byte{own.send[slots:], peer.recv[slots:]} {
 					for i := range ring {
 						ring[i] = 0x02 // a SEND of nonsense

@@ -57,8 +57,8 @@ func newDrainer(t *testing.T) *drainer {
 	d := &drainer{diary: &diary{}, t: t, table: memory.NewTable(1), domain: new(memory.Domain)}
 	d.engine = NewEngine(d.table.NewUser())
 	layout := queue.SendLayout(8, 1, 0)
-	ring := make([]byte, layout.Size())
-	var err error
+	ring, err := queue.New(layout)
+	require.NoError(t, err)
 	d.send, err = queue.NewProducer(ring, layout)
 	require.NoError(t, err)
 	consumer, err := queue.NewConsumer(ring, layout)

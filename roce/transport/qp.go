@@ -112,6 +112,7 @@ func (q *QP) State() State { return State(q.shared.Load()) }
 func (q *QP) setState(s State) {
 	q.state = s
 	q.shared.Store(uint32(s))
+	q.config.Send.SetState(uint32(s)) // for a client elsewhere
 }
 
 // Attributes returns all attributes as they are now.

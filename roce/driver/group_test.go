@@ -12,16 +12,25 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
+// signals is a Notifier that can be selected on.
+type signals chan struct{}
+
+func (s signals) Notify() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
 // TestArmConcurrent: a consumer that asks for the next event and then looks into the CQ once more misses no completion. The
 // producer makes the next one as soon as there is room, so it comes before, between or after the two.
 func TestArmConcurrent(t *testing.T) {
 	d, _ := newManual(t, 1)
-	ch, err := d.CreateCompChannel()
-	require.NoError(t, err)
+	told := make(signals, 1)
 	const count = 5000
-	cq, err := d.CreateCQ(1, ch)
-	require.NoError(t, err)
-	require.NoError(t, cq.ReqNotify(false))
+	cq := newCQ(t, d, CQConfig{Capacity: 1, Notifier: told})
+	own := poller(cq)
+	own.Notify(false)
 	var taken, ticks atomic.Int64
 	pause := func(n int64) { // a few nanoseconds each: the two meet at every offset
 		for range n {
@@ -45,15 +54,12 @@ func TestArmConcurrent(t *testing.T) {
 	late := time.NewTimer(20 * time.Second)
 	for next := int64(0); next < count; {
 		select {
-		case <-ch.Ready():
+		case <-told:
 		case <-late.C:
 			require.Fail(t, "no event", "after completion %d", next)
 		}
-		if _, found := ch.take(); !found {
-			continue
-		}
 		for armed := false; ; {
-			if _, empty := cq.take(wcs[:]); !empty {
+			if own.Take(wcs[:]) > 0 {
 				require.EqualValues(t, next, wcs[0].WRID)
 				next++
 				taken.Store(next)
@@ -61,26 +67,30 @@ func TestArmConcurrent(t *testing.T) {
 				break
 			} else {
 				pause(next % 2003)
-				require.NoError(t, cq.ReqNotify(false))
+				own.Notify(false)
 				armed = true
 			}
 		}
 	}
 	require.NoError(t, cq.Close())
-	require.NoError(t, ch.Close())
 	support.Object(t, "CompChannel", "ReqNotify while a completion is made", "no event is lost")
 }
 
-// TestChannelFollowsShards: a blocked Get watches every shard that a queue pair of its CQs comes to, from then on.
-func TestChannelFollowsShards(t *testing.T) {
+// never is nothing that comes.
+type never struct{}
+
+func (never) Ready() bool { return false }
+func (never) Over() error { return nil }
+func (never) Arm()        {}
+
+// TestGroupFollowsShards: a blocked wait for a group watches every shard that a queue pair of its CQs comes to, from then on.
+func TestGroupFollowsShards(t *testing.T) {
 	d, _ := newManual(t, 3)
-	ch, err := d.CreateCompChannel()
-	require.NoError(t, err)
-	cq, err := d.CreateCQ(1, ch)
-	require.NoError(t, err)
+	group := d.NewGroup()
+	cq := newCQ(t, d, CQConfig{Capacity: 1, Group: group})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { _, err := ch.Get(ctx); done <- err }()
+	go func() { done <- group.Wait(ctx, never{}) }()
 	watched := func(s *Shard, want int32) {
 		t.Helper()
 		require.Eventually(t, func() bool { return s.sleep.waiters.Load() == want }, 5*time.Second, time.Millisecond)
@@ -107,5 +117,4 @@ func TestChannelFollowsShards(t *testing.T) {
 	watched(d.shards[1], 0)
 	watched(d.shards[2], 0)
 	require.NoError(t, cq.Close())
-	require.NoError(t, ch.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -46,7 +47,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, mrBack.Dereg()) })
 	// A long timeout: nothing is lost here, and the machine may be busy with something else.
-	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: gidIndex(t, a, v6), PathMTU: mtu, Timeout: 18})
+	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: new(gidIndex(t, a, v6)), PathMTU: mtu, Timeout: roce.AckTimeout(18)})
 
 	move := func(opcode verbs.WROpcode, local *verbs.MR, offset int) {
 		start := time.Now()

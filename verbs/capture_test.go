@@ -13,9 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -229,7 +231,7 @@ func TestCaptureEnds(t *testing.T) {
 	n := mem.NewNetwork(mem.Options{})
 	l, err := n.NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	d, err := opener.Open[verbs.Device](l, driver.Options{})
 	require.NoError(t, err)
 
 	c, err := d.StartCapture(broken{}, verbs.CaptureOptions{})
@@ -262,7 +264,7 @@ func TestCaptureEnds(t *testing.T) {
 	require.ErrorContains(t, err, "capture number 9 of mem1, there can be 8 at once")
 	support.Limit(t, "captures of a device at once", err)
 
-	require.NoError(t, d.Close())
+	requireClose(t, d)
 	for i, c := range captures {
 		select {
 		case <-c.Done():

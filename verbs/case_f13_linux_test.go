@@ -20,6 +20,7 @@ import (
 
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -38,7 +39,7 @@ func TestCase_F13(t *testing.T) {
 			attached := speedOfTCP(t, pair, duration)
 
 			ea, eb := newEnd(t, a, make([]byte, 1<<20), verbs.QPCap{}), newEnd(t, b, make([]byte, 1<<20), verbs.QPCap{})
-			connect(t, ea, eb, verbs.ConnectOptions{Timeout: 15}) // a busy machine must not look like a dead peer
+			connect(t, ea, eb, verbs.ConnectOptions{Timeout: roce.AckTimeout(15)}) // a busy machine must not look like a dead peer
 			source := rand.NewChaCha8([32]byte{13})
 			_, _ = source.Read(ea.mr.Bytes())
 			var stop atomic.Bool
@@ -60,7 +61,7 @@ func TestCase_F13(t *testing.T) {
 			stop.Store(true)
 			load.Wait()
 			require.NotZero(t, done.Load())
-			eb.qp.QueryQP() // shows the race detector that the data are there
+			eb.qp.Query() // shows the race detector that the data are there
 			require.True(t, bytes.Equal(ea.mr.Bytes(), eb.mr.Bytes()))
 			c := a.Counters().Transport
 			require.Zero(t, a.Counters().DropReasons()["icrc_bad"], "%+v", c)

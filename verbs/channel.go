@@ -11,19 +11,24 @@ import (
 // be called concurrently. A queue whose event waits is not added again, and nothing need be acknowledged (there is no
 // ibv_ack_cq_events): an event of a queue that is destroyed vanishes.
 type CompChannel struct {
+	device *Device
 	driver *driver.CompChannel
 }
 
-// CreateCompChannel makes a completion channel; CreateCQEx attaches queues to it.
+// CreateCompChannel makes a completion channel; CreateCQ attaches queues to it.
 func (d *Device) CreateCompChannel() (*CompChannel, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	c, err := d.driver.CreateCompChannel()
+	c := &CompChannel{device: d}
+	err := d.make(kindChannel, c, func() (err error) {
+		c.driver, err = d.driver.CreateCompChannel()
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &CompChannel{driver: c}, nil
+	return c, nil
 }
 
 // check tells a channel that was created from nil and from a zero value.
@@ -35,20 +40,15 @@ func (c *CompChannel) check() error {
 }
 
 // Ready is readable while events wait, for programs that select. Whoever receives from it calls Poll until there is none, and
-// must not be surprised if another goroutine was faster. It is never closed, and nil, which is never readable, for
-// a channel that was not made by CreateCompChannel. A blocked Get is woken sooner than a select.
+// must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner than a select.
 func (c *CompChannel) Ready() <-chan struct{} {
-	if c.check() != nil {
-		return nil
-	}
+	must(c.check())
 	return c.driver.Ready()
 }
 
 // Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine, and gives the CPU away.
 func (c *CompChannel) Poll() (*CQ, bool) {
-	if c.check() != nil {
-		return nil, false
-	}
+	must(c.check())
 	cq, found := c.driver.Poll()
 	if !found {
 		return nil, false
@@ -77,5 +77,13 @@ func (c *CompChannel) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	return c.driver.Close()
+	return c.destroy()
+}
+
+func (c *CompChannel) destroy() error {
+	if err := c.driver.Close(); err != nil {
+		return err
+	}
+	c.device.belongings.remove(kindChannel, c)
+	return nil
 }

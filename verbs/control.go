@@ -74,7 +74,8 @@ func moduleVersion() string {
 
 // ControlSocket is the path of the device's control socket; empty if it has none.
 func (d *Device) ControlSocket() string {
-	if d.check() != nil || d.control == nil {
+	must(d.check())
+	if d.control == nil {
 		return ""
 	}
 	return d.control.Path()

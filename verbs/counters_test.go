@@ -92,7 +92,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	require.Equal(t, verbs.WCSuccess, a.do(t, wr).Status)
 
-	attr := a.qp.QueryQP()
+	attr := a.qp.Query()
 	s, err := a.device.Snapshot()
 	require.NoError(t, err)
 	require.Equal(t, verbs.SnapshotFormat, s.Format)

@@ -9,6 +9,7 @@ import (
 
 // CQ is a completion queue. All methods may be called concurrently.
 type CQ struct {
+	device  *Device
 	driver  *driver.CQ
 	channel *CompChannel
 }
@@ -19,13 +20,10 @@ type CQInitAttr struct {
 	Channel *CompChannel // where its events go (CQ.ReqNotify); nil for a queue that is polled or waited for
 }
 
-// CreateCQ makes a completion queue that holds cqe completions. One that finds no room is lost and ends the queue with all its
-// queue pairs (see ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests
-// as soon as old ones are done, polled or not.
-func (d *Device) CreateCQ(cqe int) (*CQ, error) { return d.CreateCQEx(CQInitAttr{CQE: cqe}) }
-
-// CreateCQEx is CreateCQ with a completion channel.
-func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
+// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its queue pairs (see
+// ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests as soon as old ones
+// are done, polled or not.
+func (d *Device) CreateCQ(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
@@ -36,13 +34,16 @@ func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
 		}
 		channel = a.Channel.driver
 	}
-	c, err := d.driver.CreateCQ(a.CQE, channel)
+	c := &CQ{device: d, channel: a.Channel}
+	err := d.make(kindCQ, c, func() (err error) {
+		c.driver, err = d.driver.CreateCQ(a.CQE, channel)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	cq := &CQ{driver: c, channel: a.Channel}
-	c.SetOwner(cq)
-	return cq, nil
+	c.driver.SetOwner(c)
+	return c, nil
 }
 
 // check tells a queue that was created from nil and from a zero value.
@@ -53,11 +54,9 @@ func (c *CQ) check() error {
 	return nil
 }
 
-// CQE is how many completions the queue holds; 0 if it was not made by CreateCQ.
+// CQE is how many completions the queue holds.
 func (c *CQ) CQE() int {
-	if c.check() != nil {
-		return 0
-	}
+	must(c.check())
 	return c.driver.Capacity()
 }
 
@@ -96,9 +95,7 @@ func (c *CQ) ReqNotify(solicitedOnly bool) error {
 
 // Channel is the queue's completion channel, or nil.
 func (c *CQ) Channel() *CompChannel {
-	if c.check() != nil {
-		return nil
-	}
+	must(c.check())
 	return c.channel
 }
 
@@ -121,5 +118,13 @@ func (c *CQ) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	return c.driver.Close()
+	return c.destroy()
+}
+
+func (c *CQ) destroy() error {
+	if err := c.driver.Close(); err != nil {
+		return err
+	}
+	c.device.belongings.remove(kindCQ, c)
+	return nil
 }

@@ -82,17 +82,13 @@ func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
 // AsyncReady is readable while events wait, for programs that select. Whoever receives from it calls PollAsyncEvent until
 // there is none, and must not be surprised if another goroutine was faster. It is never closed.
 func (d *Device) AsyncReady() <-chan struct{} {
-	if d.check() != nil {
-		return nil
-	}
+	must(d.check())
 	return d.driver.AsyncReady()
 }
 
 // PollAsyncEvent takes the oldest event, if there is one, without blocking.
 func (d *Device) PollAsyncEvent() (AsyncEvent, bool) {
-	if d.check() != nil {
-		return AsyncEvent{}, false
-	}
+	must(d.check())
 	e, found := d.driver.PollAsyncEvent()
 	return newAsyncEvent(e), found
 }
@@ -119,8 +115,6 @@ func (d *Device) GetAsyncEvent(ctx context.Context) (AsyncEvent, error) {
 // Clock is the reading of the device's clock, the time since it was opened: what WC.Timestamp is a reading of, in
 // nanoseconds.
 func (d *Device) Clock() time.Duration {
-	if d.check() != nil {
-		return 0
-	}
+	must(d.check())
 	return d.driver.Clock()
 }

@@ -135,9 +135,7 @@ func rnrLimit(retries uint8) string {
 // Failure is the completion that brought the queue pair into StateError; its Status is WCSuccess if nothing did, or if
 // the program did so itself.
 func (q *QP) Failure() WC {
-	if q.check() != nil {
-		return WC{}
-	}
+	must(q.check())
 	_, _, wc := q.driver.Query()
 	return wc
 }

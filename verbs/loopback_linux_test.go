@@ -79,8 +79,8 @@ func TestLoopbackOnDevices(t *testing.T) {
 				bufferA, bufferB := loopbackBuffer(1), loopbackBuffer(2)
 				a, b := newEnd(t, da, bufferA, verbs.QPCap{}), newEnd(t, db, bufferB, verbs.QPCap{})
 				mtu := verbs.MTU1024
-				oa := verbs.ConnectOptions{GIDIndex: gidIndex(t, da, v6), FlowLabel: c.labels[0], Timeout: noTimeout, PathMTU: mtu}
-				ob := verbs.ConnectOptions{GIDIndex: gidIndex(t, db, v6), FlowLabel: c.labels[1], Timeout: noTimeout, PathMTU: mtu}
+				oa := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, da, v6)), FlowLabel: c.labels[0], Timeout: noTimeout, PathMTU: mtu}
+				ob := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, db, v6)), FlowLabel: c.labels[1], Timeout: noTimeout, PathMTU: mtu}
 				meet(t, a, b, oa, ob)
 				var both sync.WaitGroup
 				both.Go(func() { exchange(t, a, b, bufferA, bufferB) })

@@ -238,8 +238,8 @@ var (
 	ErrPathMTU        = driver.ErrPathMTU       // the path MTU does not fit the device
 	ErrNoGID          = driver.ErrNoGID         // no such entry in the GID table
 	ErrNotSupported   = errors.ErrUnsupported   // not implemented, or not by this kernel or driver
-	ErrTransition     = transport.ErrTransition // ModifyQP: no such transition, or attributes missing or extra
-	ErrAttribute      = transport.ErrAttribute  // ModifyQP: an attribute is out of range
+	ErrTransition     = transport.ErrTransition // Modify: no such transition, or attributes missing or extra
+	ErrAttribute      = transport.ErrAttribute  // Modify: an attribute is out of range
 	ErrQueueFull      = queue.ErrFull           // no free slot (ENOMEM)
 	ErrTooManySGEs    = queue.ErrTooManySGEs
 	ErrMessageTooLong = queue.ErrTooLong

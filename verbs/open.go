@@ -1,6 +1,9 @@
 package verbs
 
 import (
+	"context"
+
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/xdp"
 )
 
@@ -54,26 +57,31 @@ type Options struct {
 	Queues int
 	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int
-	// CheckOwners is for tests: it keeps track of who owns each buffer of a frame, and Close fails if one ever had
-	// none or two.
-	CheckOwners bool
 	// NoControl leaves out the control socket, at which xroce stat asks. It is in the folder $XROCE_RUN or, without that, in
 	// /run/xroce for root and in $XDG_RUNTIME_DIR/xroce for others, and only their owner can connect to it. If it cannot be
 	// made, a warning is logged (log/slog) and the device works without one.
 	NoControl bool
+
+	checkOwners bool // see opener.CheckOwners
 }
 
 // OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program and
 // binds an AF_XDP socket to each queue. Packets that are not for this process stay with the kernel. It needs root or the
 // capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Everything is undone by Close, and by the end of the process.
-func OpenDevice(name string, o Options) (*Device, error) {
-	l, err := xdp.Open(name, xdp.Options{
-		NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, MultiBuffer: o.MultiBuffer, Queues: o.Queues, CheckOwners: o.CheckOwners,
+//
+// It takes up to two seconds for each queue that another process is giving up, and waits for a NIC that loses its carrier when the
+// program is attached. These waits end with ctx, and OpenDevice fails; a device that is open has nothing to do with ctx any more.
+func OpenDevice(ctx context.Context, name string, o Options) (*Device, error) {
+	if ctx == nil {
+		return nil, errNoContext
+	}
+	l, err := xdp.Open(ctx, name, xdp.Options{
+		NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, MultiBuffer: o.MultiBuffer, Queues: o.Queues, CheckOwners: o.checkOwners,
 	})
 	if err != nil {
 		return nil, err
 	}
-	d, err := NewDevice(l, EngineOptions{Window: o.Window})
+	d, err := newDevice(l, driver.Options{Window: o.Window})
 	if err == nil && !o.NoControl {
 		d.serveControl()
 	}

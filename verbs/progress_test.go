@@ -50,7 +50,7 @@ func pair(t *testing.T, o mem.Options) (a, b *end) {
 	t.Helper()
 	da, db := memDevices(t, o, mem.DeviceOptions{})
 	a, b = newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-	connect(t, a, b, verbs.ConnectOptions{Timeout: 15}) // 134 ms, more than a busy machine takes
+	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(15)}) // 134 ms, more than a busy machine takes
 	return a, b
 }
 
@@ -79,7 +79,7 @@ func TestWaitEnds(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, a.sends.Wait(ctx), context.DeadlineExceeded)
 
-	cq, err := a.device.CreateCQ(4)
+	cq, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: 4})
 	require.NoError(t, err)
 	done := make(chan error)
 	go func() { done <- cq.Wait(context.Background()) }()

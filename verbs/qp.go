@@ -54,7 +54,7 @@ type QPAttr struct {
 	RNRRetry        uint8 // 0..7, 7 is for ever
 	// EnSQDAsyncNotify asks for EventSQDrained with the transition to StateSQD.
 	EnSQDAsyncNotify bool
-	// SQDraining says that the queue pair is in StateSQD and has not drained yet; ModifyQP ignores it.
+	// SQDraining says that the queue pair is in StateSQD and has not drained yet; Modify ignores it.
 	SQDraining bool
 }
 
@@ -88,23 +88,22 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		}
 		srq = a.SRQ.driver
 	}
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
-	q, err := p.device.driver.CreateQP(driver.QPConfig{
-		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
-		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
-		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
-		MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
+	qp := &QP{pd: p, init: a}
+	err := p.make(kindQP, qp, func() (err error) {
+		qp.driver, err = p.device.driver.CreateQP(driver.QPConfig{
+			Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
+			MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
+			MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
+			MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
+		})
+		return err
 	})
 	if err != nil {
-		p.leave()
 		return nil, err
 	}
-	a.QPType = q.Config().Type
-	qp := &QP{pd: p, driver: q, init: a}
+	qp.init.QPType = qp.driver.Config().Type
 	qp.drawPSN()
-	q.SetOwner(qp)
+	qp.driver.SetOwner(qp)
 	return qp, nil
 }
 
@@ -116,27 +115,21 @@ func (q *QP) check() error {
 	return nil
 }
 
-// QPN is the number of the queue pair; 0, which no queue pair has, if it was not made by CreateQP.
+// QPN is the number of the queue pair; it is never 0.
 func (q *QP) QPN() QPN {
-	if q.check() != nil {
-		return 0
-	}
+	must(q.check())
 	return q.driver.Number()
 }
 
 // State is the state of the queue pair.
 func (q *QP) State() QPState {
-	if q.check() != nil {
-		return StateReset
-	}
+	must(q.check())
 	return q.driver.State()
 }
 
 // InitAttr returns what the queue pair was made of, with the capacities and the type that it got.
 func (q *QP) InitAttr() QPInitAttr {
-	if q.check() != nil {
-		return QPInitAttr{}
-	}
+	must(q.check())
 	a := q.init
 	a.Cap = q.Cap()
 	return a
@@ -144,9 +137,7 @@ func (q *QP) InitAttr() QPInitAttr {
 
 // Cap returns the capacities.
 func (q *QP) Cap() QPCap {
-	if q.check() != nil {
-		return QPCap{}
-	}
+	must(q.check())
 	c := q.driver.Config()
 	if c.SRQ != nil {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
@@ -191,24 +182,23 @@ func postError(posted int, err error) error {
 	return &PostError{Bad: posted, Err: err}
 }
 
-// resolveTimeout bounds the search for the peer's Ethernet address in ModifyQP.
+// resolveTimeout bounds the search for the peer's Ethernet address: the kernel asks three times, a second each
+// (mcast_solicit and retrans_time_ms in net/ipv4/arp.c).
 const resolveTimeout = 3 * time.Second
 
-// ModifyQP changes the attributes that mask names, all of them or none. The transition to RTR looks for the peer's
-// Ethernet address and gives up after 3 seconds.
-func (q *QP) ModifyQP(a QPAttr, mask QPAttrMask) error {
-	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
-	defer cancel()
-	return q.ModifyQPContext(ctx, a, mask)
-}
-
-// ModifyQPContext is ModifyQP with a context that bounds the search for the peer.
-func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) error {
+// Modify changes the attributes that mask names, all of them or none. With QPAV it looks for the peer's Ethernet address, and gives
+// up when ctx ends or after 3 seconds, whichever comes first (ErrNoNeighbour); nothing else blocks.
+func (q *QP) Modify(ctx context.Context, a QPAttr, mask QPAttrMask) error {
 	if err := q.check(); err != nil {
 		return err
 	}
 	if ctx == nil {
 		return errNoContext
+	}
+	if mask&QPAV != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, resolveTimeout)
+		defer cancel()
 	}
 	err := q.driver.Modify(ctx, &transport.Attributes{
 		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
@@ -223,11 +213,9 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 	return err
 }
 
-// QueryQP returns the attributes as they are now.
-func (q *QP) QueryQP() QPAttr {
-	if q.check() != nil {
-		return QPAttr{}
-	}
+// Query returns the attributes as they are now.
+func (q *QP) Query() QPAttr {
+	must(q.check())
 	a, av, _ := q.driver.Query()
 	return QPAttr{
 		State: a.State, CurState: a.CurrentState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
@@ -244,18 +232,20 @@ func (q *QP) Destroy() error {
 	if err := q.check(); err != nil {
 		return err
 	}
+	return q.destroy()
+}
+
+func (q *QP) destroy() error {
 	if err := q.driver.Close(); err != nil {
 		return err
 	}
-	q.pd.leave()
+	q.pd.remove(kindQP, q)
 	return nil
 }
 
 // Outstanding is how many posted send requests are not complete: 0 means that the engine needs none of their buffers
 // any more, those of requests that asked for no completion included.
 func (q *QP) Outstanding() int {
-	if q.check() != nil {
-		return 0
-	}
+	must(q.check())
 	return q.driver.Outstanding()
 }

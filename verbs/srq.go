@@ -61,18 +61,17 @@ type SRQ struct {
 
 // CreateSRQ makes a shared receive queue for queue pairs of this protection domain.
 func (p *PD) CreateSRQ(a SRQInitAttr) (*SRQ, error) {
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
-	d, err := p.device.driver.CreateSRQ(driver.SRQConfig{
-		Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: cmp.Or(a.MaxSGE, 1), Limit: a.SRQLimit,
+	s := &SRQ{pd: p}
+	err := p.make(kindSRQ, s, func() (err error) {
+		s.driver, err = p.device.driver.CreateSRQ(driver.SRQConfig{
+			Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: cmp.Or(a.MaxSGE, 1), Limit: a.SRQLimit,
+		})
+		return err
 	})
 	if err != nil {
-		p.leave()
 		return nil, err
 	}
-	s := &SRQ{pd: p, driver: d}
-	d.SetOwner(s)
+	s.driver.SetOwner(s)
 	return s, nil
 }
 
@@ -116,9 +115,7 @@ func (s *SRQ) Modify(a SRQAttr, mask SRQAttrMask) error {
 
 // Query returns the attributes as they are now.
 func (s *SRQ) Query() SRQAttr {
-	if s.check() != nil {
-		return SRQAttr{}
-	}
+	must(s.check())
 	a := s.driver.Query()
 	return SRQAttr{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit}
 }
@@ -129,9 +126,13 @@ func (s *SRQ) Destroy() error {
 	if err := s.check(); err != nil {
 		return err
 	}
+	return s.destroy()
+}
+
+func (s *SRQ) destroy() error {
 	if err := s.driver.Close(); err != nil {
 		return err
 	}
-	s.pd.leave()
+	s.pd.remove(kindSRQ, s)
 	return nil
 }

@@ -20,9 +20,9 @@ import (
 // noticed.
 
 const (
-	stallTime  = 1500 * time.Millisecond // how long each of them posts
-	stallBound = 3 * time.Second         // what is stranded stays so; what is late on a busy machine is not
-	noTimeout  = 22                      // 17 s
+	stallTime  = 1500 * time.Millisecond      // how long each of them posts
+	stallBound = 3 * time.Second              // what is stranded stays so; what is late on a busy machine is not
+	noTimeout  = 4096 * time.Nanosecond << 22 // 17 s
 )
 
 func write(a, b *end, flags verbs.SendFlags) verbs.SendWR {
@@ -58,7 +58,7 @@ func TestPostBesideControlCalls(t *testing.T) {
 	others.Go(func() {
 		for !stop.Load() {
 			a.device.Counters()
-			a.qp.QueryQP()
+			a.qp.Query()
 			b.device.Counters()
 		}
 	})

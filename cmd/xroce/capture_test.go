@@ -37,7 +37,7 @@ func newTalkers(t *testing.T) *talkers {
 	check := func(err error) { t.Helper(); require.NoError(t, err) }
 	var endpoints [2]verbs.Endpoint
 	for i, e := range []*netlab.End{&pair.A, &pair.B} {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+		d, err := verbs.OpenDevice(t.Context(), e.Name, verbs.Options{NetNS: e.Namespace.Path()})
 		check(err)
 		t.Cleanup(func() { check(d.Close()) })
 		pd, err := d.AllocPD()
@@ -47,7 +47,7 @@ func newTalkers(t *testing.T) *talkers {
 		k.mrs[i], err = pd.RegMR(make([]byte, 1<<20), verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
 		check(err)
 		t.Cleanup(func() { check(k.mrs[i].Dereg()) })
-		k.cqs[i], err = d.CreateCQ(16)
+		k.cqs[i], err = d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 		check(err)
 		t.Cleanup(func() { check(k.cqs[i].Destroy()) })
 		k.qps[i], err = pd.CreateQP(verbs.QPInitAttr{SendCQ: k.cqs[i], RecvCQ: k.cqs[i]})
@@ -57,7 +57,7 @@ func newTalkers(t *testing.T) *talkers {
 		check(err)
 	}
 	for i, q := range k.qps {
-		check(q.Connect(t.Context(), endpoints[1-i], verbs.ConnectOptions{Timeout: 20}))
+		check(q.Connect(t.Context(), endpoints[1-i], verbs.ConnectOptions{Timeout: roce.AckTimeout(20)}))
 	}
 	return &k
 }
@@ -349,7 +349,7 @@ func TestCase_F7_EngineKilled(t *testing.T) {
 func TestCaptureEndsWithTheDevice(t *testing.T) {
 	pair := newPair(t, netlab.PairOptions{})
 	t.Setenv(control.Environment, t.TempDir())
-	d, err := verbs.OpenDevice(pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
+	d, err := verbs.OpenDevice(t.Context(), pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "a")
 	p := startCapture(t, file, "-i", d.Name())

@@ -47,7 +47,7 @@ func runProcess(name, peer string, play func(*process) error) error {
 // open opens the device and makes the memory for the file.
 func (p *process) open() (err error) {
 	const capacity = 128
-	if p.rdma, err = openRDMA(p.Device, "", p.Mode, p.PathMTU, capacity); err != nil {
+	if p.rdma, err = openRDMA(context.Background(), p.Device, "", p.Mode, p.PathMTU, capacity); err != nil {
 		return err
 	}
 	if err := p.rdma.useAddress(p.Address); err != nil {

@@ -68,7 +68,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 			return err
 		}
 	}
-	r, err := openRDMA(device, c.path(), c.mode(), pathMTU, c.Depth+1)
+	r, err := openRDMA(app.ctx, device, c.path(), c.mode(), pathMTU, c.Depth+1)
 	if err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func TestStat(t *testing.T) {
 	t.Setenv(control.Environment, t.TempDir())
 	var devices []*verbs.Device
 	for _, e := range []*netlab.End{&pair.A, &pair.B} {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+		d, err := verbs.OpenDevice(t.Context(), e.Name, verbs.Options{NetNS: e.Namespace.Path()})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		devices = append(devices, d)
@@ -138,7 +138,7 @@ func TestStatOfStoppedProcess(t *testing.T) {
 	stopped := fmt.Sprintf("%s of process %d: no answer: is the process stopped?", pair.A.Name, server.command.Process.Pid)
 	requireWrongUse(t, nil, []string{"stat"}, stopped)
 
-	d, err := verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
+	d, err := verbs.OpenDevice(t.Context(), pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	p := newProgram("stat", "-n", "1", "--interval", "20ms")

@@ -262,7 +262,7 @@ func TestWordAlignment(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, verbs.FreeBuffer(aligned)) })
 	for shift := range uint64(8) { // of the addresses
 		for skip := range uint64(8) { // of the memory
-			region, err := end.PD.RegMRIova(aligned[skip:], 0x10000+shift, puppet.AllAccess)
+			region, err := end.PD.RegMRIOVA(aligned[skip:], 0x10000+shift, puppet.AllAccess)
 			require.NoError(t, err)
 			for _, opcode := range []roce.Opcode{roce.RCCompareSwap, roce.RCFetchAdd, roce.RCAtomicWrite} {
 				for at := range uint64(8) {

@@ -60,7 +60,7 @@ func TestCase_F7_WhyDropped(t *testing.T) {
 			continue
 		}
 		if fatal++; fatal%3 == 0 { // in the error state for a while, too
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			p.Connect(end)
 		}
 	}

@@ -30,7 +30,7 @@ func TestCase_B16(t *testing.T) {
 		end.PostRecv(1000+id, 0, 64)
 	}
 	p.ExpectPacket(roce.RCSendFirst, 40)
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	check := func(wcs []verbs.WC, first uint64) {
 		for i, wc := range wcs {
 			require.Equal(t, first+uint64(i), wc.WRID)
@@ -79,7 +79,7 @@ func TestCase_B16_Reset(t *testing.T) {
 		p.Ack(40, 1)
 		end.ExpectSend(0, verbs.WCSuccess)
 		end.ExpectRecv(0, verbs.WCSuccess)
-		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		require.Zero(t, end.QP.Outstanding())
 		p.ExpectNothing(time.Minute)
 		end.ExpectNoCompletion()

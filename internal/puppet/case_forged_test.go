@@ -19,7 +19,7 @@ func TestForgedLoopback(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end) // aims the puppet at the QP
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	gid, err := end.Device.QueryGID(0)
 	require.NoError(t, err)
 	attr := puppet.Attributes()

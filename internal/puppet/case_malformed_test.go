@@ -143,7 +143,7 @@ func TestCase_A4_Runts(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end)
-	attributes := end.QP.QueryQP()
+	attributes := end.QP.Query()
 	image := string(end.MR.Bytes())
 	for opcode := range 256 {
 		reason, smallest := "opcode_unknown", roce.BTHLength
@@ -165,7 +165,7 @@ func TestCase_A4_Runts(t *testing.T) {
 		}
 	}
 	p.ExpectNothing(time.Second)
-	require.Equal(t, attributes, end.QP.QueryQP())
+	require.Equal(t, attributes, end.QP.Query())
 	require.Equal(t, image, string(end.MR.Bytes()))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
@@ -180,7 +180,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 			end := stage.NewEnd(puppet.EndOptions{})
 			p := stage.NewPuppet()
 			p.Connect(end, func(a *verbs.QPAttr) { a.AH.SGIDIndex = index })
-			attributes := end.QP.QueryQP()
+			attributes := end.QP.Query()
 			for ip := -80; ip <= 80; ip++ {
 				for _, udp := range []int{-80, -56, -50, -44, -40, -9, -4, -1, 0, 1, 4, 80} {
 					if ip >= 0 && udp == 0 && ip <= 20 {
@@ -199,7 +199,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 				}
 			}
 			p.ExpectNothing(time.Second)
-			require.Equal(t, attributes, end.QP.QueryQP())
+			require.Equal(t, attributes, end.QP.Query())
 			packet := write(end, 100)
 			packet.Wrong = puppet.Wrong{IPLength: 20, Trailer: 20}
 			p.Send(packet)
@@ -362,7 +362,7 @@ func TestCase_A17(t *testing.T) {
 			end := stage.NewEnd(puppet.EndOptions{})
 			p := stage.NewPuppet()
 			p.Connect(end)
-			attributes := end.QP.QueryQP()
+			attributes := end.QP.Query()
 			// One that would be answered with a NAK, one that would be executed, one that would be acknowledged.
 			for _, psn := range []roce.PSN{101, 100, 99} {
 				packet := write(end, psn)
@@ -376,7 +376,7 @@ func TestCase_A17(t *testing.T) {
 			p.ExpectNothing(time.Millisecond)
 			end.ExpectNoCompletion()
 			require.Equal(t, map[string]uint64{c.reason: 4}, drops(end))
-			require.Equal(t, attributes, end.QP.QueryQP())
+			require.Equal(t, attributes, end.QP.Query())
 			p.Ack(40, 1)
 			end.ExpectSend(1, verbs.WCSuccess)
 			p.Send(write(end, 100))

@@ -382,16 +382,16 @@ func TestReadyToReceive(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end)
-	attr := end.QP.QueryQP()
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	attr := end.QP.Query()
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	p.Send(write(end, 100))
 	p.ExpectNothing(time.Second)
 	attr.State = verbs.StateInit
-	require.NoError(t, end.QP.ModifyQP(attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.NoError(t, end.QP.Modify(t.Context(), attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 	p.Send(write(end, 100))
 	p.ExpectNothing(time.Second)
 	attr.State = verbs.StateRTR
-	require.NoError(t, end.QP.ModifyQP(attr,
+	require.NoError(t, end.QP.Modify(t.Context(), attr,
 		verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|verbs.QPMaxDestRDAtomic|verbs.QPMinRNRTimer))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)

@@ -202,7 +202,7 @@ func TestCase_B7_OtherQP(t *testing.T) {
 	}
 	end.ExpectNoCompletion()
 	before := stage.Now()
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	end.ExpectSend(1, verbs.WCWRFlushErr)
 	require.Equal(t, before, stage.Now())
 }

@@ -85,7 +85,7 @@ func (c *connection) allocate(k *key) (err error) {
 	k.base = c.g.address()
 	switch k.kind {
 	case plain:
-		k.mr, err = pd.RegMRIova(k.buffer(), k.base, everyRight)
+		k.mr, err = pd.RegMRIOVA(k.buffer(), k.base, everyRight)
 		k.open = true
 	case fast:
 		if k.mr, err = pd.AllocMR(keySize); err == nil {

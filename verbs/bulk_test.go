@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -56,7 +57,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 			RemoteAddr: eb.mr.Addr() + guard, RKey: eb.mr.RKey(),
 		}))
 		wc := poll(t, ea.sends)
-		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), a.Counters(), b.Counters())
+		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), opener.Counters(a), opener.Counters(b))
 		t.Logf("%v: %.2f Gbit/s", opcode, float64(size)*8/time.Since(start).Seconds()/1e9)
 	}
 	check := func(buffer []byte) {
@@ -68,7 +69,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	check(target)
 	move(verbs.WRRDMARead, mrBack, guard)
 	check(back)
-	c := a.Counters()
+	c := opener.Counters(a)
 	t.Logf("%+v, retransmitted %d, timeouts %d, recoveries %d, drops %v, link %+v", a.Information(),
 		c.Transport.Retransmitted, c.Transport.Timeouts, c.Transport.Recoveries, c.DropReasons(), c.Link)
 }

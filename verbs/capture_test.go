@@ -65,7 +65,7 @@ func TestCaptureChooses(t *testing.T) {
 			require.Equal(t, verbs.WCSuccess, wc.Status)
 		}
 	}
-	ca := a.device.Counters()
+	ca := opener.Counters(a.device)
 	for _, one := range captures {
 		stats, err := one.Stop()
 		require.NoError(t, err)
@@ -148,7 +148,7 @@ func TestCaptureTooSlow(t *testing.T) {
 	}
 	close(g.open)
 	require.Eventually(t, func() bool { // now there is room again
-		before := a.device.Counters()
+		before := opener.Counters(a.device)
 		require.Equal(t, verbs.WCSuccess, writeAll(t, a, b, 1000))
 		time.Sleep(5 * time.Millisecond)
 		return before.Transport.SentPackets > rounds+2
@@ -164,7 +164,7 @@ func TestCaptureTooSlow(t *testing.T) {
 	}
 	require.NotZero(t, missing)
 	require.Equal(t, stats.LeftOut, missing)
-	counters := a.device.Counters().Link
+	counters := opener.Counters(a.device).Link
 	require.Equal(t, counters.Transmitted+counters.Received, stats.Packets+stats.LeftOut)
 	require.Equal(t, stats.LeftOut, c.Interfaces[0].Statistics.PacketsDropped)
 	require.Equal(t, stats.Packets+stats.LeftOut, c.Interfaces[0].Statistics.PacketsReceived)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
@@ -67,7 +68,7 @@ func TestCase_C6(t *testing.T) {
 				})
 			}
 		}
-		retransmitted += da.Counters().Transport.Retransmitted
+		retransmitted += opener.Counters(da).Transport.Retransmitted
 	}
 	require.NotZero(t, retransmitted)
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -129,7 +130,7 @@ func TestCase_E3_Remade(t *testing.T) {
 			home := p.pair.A.Namespace
 			for round := range size(2, 10) {
 				var elsewhere *netlab.Namespace
-				before := p.devices[0].Counters().Link
+				before := opener.Counters(p.devices[0]).Link
 				if how == "deleted" {
 					change(t, &p.pair.A, netlink.LinkDel)
 				} else {
@@ -159,7 +160,7 @@ func TestCase_E3_Remade(t *testing.T) {
 				}
 				requireWorks(t, a, b)
 				require.Equal(t, verbs.StateRTS, a.qp.State())
-				after := p.devices[0].Counters().Link
+				after := opener.Counters(p.devices[0]).Link
 				require.GreaterOrEqual(t, after.Transmitted, before.Transmitted+60, "counters go on")
 				require.GreaterOrEqual(t, after.Received, before.Received+60)
 			}

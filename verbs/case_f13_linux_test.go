@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -63,8 +64,8 @@ func TestCase_F13(t *testing.T) {
 			require.NotZero(t, done.Load())
 			eb.qp.Query() // shows the race detector that the data are there
 			require.True(t, bytes.Equal(ea.mr.Bytes(), eb.mr.Bytes()))
-			c := a.Counters().Transport
-			require.Zero(t, a.Counters().DropReasons()["icrc_bad"], "%+v", c)
+			c := opener.Counters(a).Transport
+			require.Zero(t, opener.Counters(a).DropReasons()["icrc_bad"], "%+v", c)
 			t.Logf("TCP: %.2f Gbit/s without a program, %.2f with %s programs at both ends, %.2f beside RDMA WRITE of %.2f; %d datagrams lost or late",
 				alone, attached, a.Information().Mode, loaded, gigabits, lost)
 			support.Object(t, "Device", "TCP, UDP and ICMP on the same network device, "+mode.String(), "every byte right")

@@ -115,11 +115,11 @@ func TestCase_F7_Wireshark(t *testing.T) {
 				ca.wire.oneIn.Store(0)
 				cb.wire.oneIn.Store(0)
 				require.Eventually(t, func() bool { // the last acknowledgements
-					ca, cb := ca.Counters(), cb.Counters()
+					ca, cb := opener.Counters(ca), opener.Counters(cb)
 					return ca.Link.Received == cb.Link.Transmitted && cb.Link.Received == ca.Link.Transmitted
 				}, patience, tick)
 				for _, c := range []*captured{ca, cb} {
-					compare(t, stop(c), c.Counters(), loss > 0)
+					compare(t, stop(c), opener.Counters(c), loss > 0)
 				}
 			})
 		}
@@ -150,7 +150,7 @@ func everything(t *testing.T, a, b *end, times int) {
 }
 
 // compare compares a capture with the counters of its device.
-func compare(t *testing.T, c pcapngtest.Capture, counters verbs.Counters, lossy bool) {
+func compare(t *testing.T, c pcapngtest.Capture, counters opener.EngineCounters, lossy bool) {
 	t.Helper()
 	var packet roce.Packet
 	sent, received, drops := make(map[string]uint64), make(map[string]uint64), make(map[string]uint64)

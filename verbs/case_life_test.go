@@ -121,10 +121,10 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 	// Nobody is left who would send anything.
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, patience, tick)
 	time.Sleep(20 * time.Millisecond)
-	ca, cb := da.Counters(), db.Counters()
+	ca, cb := opener.Counters(da), opener.Counters(db)
 	time.Sleep(50 * time.Millisecond)
-	require.Equal(t, ca.Transport.SentPackets, da.Counters().Transport.SentPackets)
-	require.Equal(t, cb.Transport.SentPackets, db.Counters().Transport.SentPackets)
+	require.Equal(t, ca.Transport.SentPackets, opener.Counters(da).Transport.SentPackets)
+	require.Equal(t, cb.Transport.SentPackets, opener.Counters(db).Transport.SentPackets)
 	unknown := ca.DropReasons()["qpn_unknown"] + cb.DropReasons()["qpn_unknown"]
 	require.NotZero(t, unknown, "%v %v", ca.DropReasons(), cb.DropReasons())
 	t.Logf("%d late packets of %d; %v; %v", unknown, ca.Transport.SentPackets+cb.Transport.SentPackets, ca.DropReasons(), cb.DropReasons())
@@ -254,7 +254,7 @@ func TestCase_D9(t *testing.T) {
 			for i, e := range ends {
 				both.Go(func() {
 					if err := e.exchange(c.rounds, c.pause[i]); err != nil {
-						t.Errorf("end %d: %v: %+v", i, err, e.device.Counters())
+						t.Errorf("end %d: %v: %+v", i, err, opener.Counters(e.device))
 					}
 				})
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -72,7 +73,7 @@ func TestGenericMeets(t *testing.T) {
 			wr.SGList[0].Length = 1 << 20
 			require.Equal(t, verbs.WCSuccess, ends[0].do(t, wr).Status)
 		}
-		return a.Counters().Transport.HandedOver + b.Counters().Transport.HandedOver
+		return opener.Counters(a).Transport.HandedOver + opener.Counters(b).Transport.HandedOver
 	}
 	for start := time.Now(); homes() != [2]int{0, 0}; exchange() {
 		require.Less(t, time.Since(start), 20*time.Second, "%v", homes())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -57,9 +58,9 @@ func TestControlSocket(t *testing.T) {
 
 		// Without loss on the way, what left is what came, by opcode.
 		require.Eventually(t, func() bool {
-			return a.Counters().Link.Received == b.Counters().Link.Transmitted
+			return opener.Counters(a).Link.Received == opener.Counters(b).Link.Transmitted
 		}, patience, tick)
-		now, peer := a.Counters(), b.Counters()
+		now, peer := opener.Counters(a), opener.Counters(b)
 		require.Zero(t, now.Link.ReceiveDropped+peer.Link.ReceiveDropped+now.Link.TransmitDropped+peer.Link.TransmitDropped)
 		require.GreaterOrEqual(t, sum(now.Transport.Sent()), uint64(20*1024))
 		require.Equal(t, now.Transport.Sent(), peer.Transport.Received())

@@ -69,7 +69,7 @@ func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {
 		return 0, err
 	}
-	return c.driver.Poll(wcs)
+	return c.driver.Poll(ringCompletions(wcs))
 }
 
 // Resize changes the number of completions that the queue holds. Those inside stay inside, in order; it fails with

@@ -175,7 +175,7 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 		})
 		traffic.Go(func() {
 			for ; ends[i][0].qp.PostRecv() == nil; runtime.Gosched() {
-				devices[i].Counters()
+				opener.Counters(devices[i])
 				ends[i][0].qp.Query()
 				_, _ = devices[i].QueryPort()
 			}

@@ -10,7 +10,6 @@ import (
 	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
-	"github.com/xroce/xroce/roce/transport"
 )
 
 // Device is an open RDMA device. All methods may be called concurrently.
@@ -93,10 +92,26 @@ func (d *Device) end() error {
 // Name is the name of the network device.
 func (d *Device) Name() string { return d.Information().Name }
 
+// Information says what was asked of the network device and what it gave.
+type Information struct {
+	Name   string // of the network device, "veth0"
+	Driver string // of the network device, "veth"; empty if unknown
+	Mode   string // how frames are carried, for people: "native+frags", "generic", "memory"
+	// ZeroCopy says that frames are not copied between the driver and the engine.
+	ZeroCopy bool
+	// MultiBuffer says that a frame may take more than one buffer, which path MTU 4096 needs.
+	MultiBuffer bool
+	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
+	// "zero copy: ...".
+	NotTaken []string
+	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are not received.
+	QueuesAdded int
+}
+
 // Information tells what carries the device's frames, and in which mode.
-func (d *Device) Information() link.Information {
+func (d *Device) Information() Information {
 	must(d.check())
-	return d.driver.Link().Information()
+	return Information(d.driver.Link().Information())
 }
 
 // PortState is the state of a port; the values are those of enum ibv_port_state.
@@ -193,19 +208,3 @@ func (d *Device) QueryGIDTable() ([]GID, error) {
 	}
 	return d.driver.GIDs()
 }
-
-// Counters are the counts of a device since it was opened.
-type Counters struct {
-	Transport transport.Counters
-	Link      link.Counters
-}
-
-// Counters returns the device's counts.
-func (d *Device) Counters() Counters {
-	must(d.check())
-	t, l := d.driver.Counters()
-	return Counters{Transport: t, Link: l}
-}
-
-// DropReasons returns how many packets were dropped for which reason, without the reasons that never occurred.
-func (c Counters) DropReasons() map[string]uint64 { return c.Transport.Dropped() }

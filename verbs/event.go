@@ -7,28 +7,6 @@ import (
 	"time"
 
 	"github.com/xroce/xroce/roce/driver"
-	"github.com/xroce/xroce/roce/transport"
-)
-
-// EventType is what an asynchronous event tells.
-type EventType = transport.EventType
-
-// Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port
-// is now, QueryPort and QueryGIDTable tell. EventPortActive comes for another MTU of the network device, too. EventDeviceFatal and EventSRQErr are not raised.
-const (
-	EventCQErr            = transport.EventCQErr
-	EventQPFatal          = transport.EventQPFatal
-	EventQPReqErr         = transport.EventQPReqErr
-	EventQPAccessErr      = transport.EventQPAccessErr
-	EventCommEst          = transport.EventCommEst
-	EventSQDrained        = transport.EventSQDrained
-	EventDeviceFatal      = transport.EventDeviceFatal
-	EventPortActive       = transport.EventPortActive
-	EventPortErr          = transport.EventPortErr
-	EventSRQErr           = transport.EventSRQErr
-	EventSRQLimitReached  = transport.EventSRQLimitReached
-	EventQPLastWQEReached = transport.EventQPLastWQEReached
-	EventGIDChange        = transport.EventGIDChange
 )
 
 // ErrOverrun says that a completion queue had no room for a completion. That completion is lost, the queue takes no
@@ -67,7 +45,7 @@ func (e AsyncEvent) String() string {
 func (e AsyncEvent) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
 func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
-	e := AsyncEvent{Type: d.Type, Fault: d.Fault}
+	e := AsyncEvent{Type: EventType(d.Type), Fault: AccessFault(d.Fault)}
 	switch {
 	case d.QP != nil:
 		e.QP, _ = d.QP.Owner().(*QP)

@@ -20,7 +20,8 @@ func (q *QP) Explain(wc WC) string {
 	if wc.QPN != q.QPN() {
 		return fmt.Sprintf("the completion is one of QP %v, not of QP %v", wc.QPN, q.QPN())
 	}
-	a, av, failure := q.driver.Query()
+	a, av, failed := q.driver.Query()
+	failure := completionOf(failed)
 	peer := ""
 	if !av.DGID.IsZero() {
 		peer = fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
@@ -53,10 +54,10 @@ func (q *QP) Explain(wc WC) string {
 		}
 	}
 	if wc.Status == WCWRFlushErr {
-		cause = q.causeOfFlush(failure, a.State)
+		cause = q.causeOfFlush(failure, QPState(a.State))
 	}
 	if wc.Status == WCRetryExcErr {
-		cause = q.lossCause(a.PathMTU, av, cause)
+		cause = q.lossCause(a.PathMTU, AHAttr(av), cause)
 		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
 			cause = "the port of " + q.pd.device.Name() + " is down"
 		} else if i := q.pd.device.Information(); i.QueuesAdded > 0 {
@@ -137,7 +138,7 @@ func rnrLimit(retries uint8) string {
 func (q *QP) Failure() WC {
 	must(q.check())
 	_, _, wc := q.driver.Query()
-	return wc
+	return completionOf(wc)
 }
 
 // likelyCause is what usually lies behind a status, in the experience of users of RDMA, unless this end knows better.

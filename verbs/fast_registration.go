@@ -82,7 +82,7 @@ func (m *MR) UpdateKey(low uint8) error {
 
 // RegWR makes the work request that opens the region with these rights.
 func (m *MR) RegWR(access AccessFlags) SendWR {
-	return SendWR{Opcode: WRRegMR, RKey: m.RKey(), Access: uint32(access)}
+	return SendWR{Opcode: WRRegMR, RKey: m.RKey(), Access: access}
 }
 
 // InvalidateWR makes the work request that closes the region.

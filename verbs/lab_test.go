@@ -113,7 +113,7 @@ func requireClose(t testing.TB, d *verbs.Device) {
 func closeDevice(t *testing.T, d *verbs.Device) {
 	t.Helper()
 	requireClose(t, d)
-	require.Zero(t, d.Counters().Link.InvalidDescriptors)
+	require.Zero(t, opener.Counters(d).Link.InvalidDescriptors)
 }
 
 // poll waits for the next completion by polling.

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -64,7 +65,7 @@ func linkDown(t *testing.T, how string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	require.Zero(t, left, "QPs whose requests never end; %+v", da.Counters())
+	require.Zero(t, left, "QPs whose requests never end; %+v", opener.Counters(da))
 	if how == "deleted" {
 		return
 	}

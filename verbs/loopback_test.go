@@ -107,7 +107,7 @@ func exchange(t *testing.T, a, b *end, from, to []byte) {
 			err := cq.Wait(ctx)
 			cancel()
 			if err != nil {
-				t.Errorf("wait after %d of %d completions: %v; %+v", done, count, err, a.device.Counters())
+				t.Errorf("wait after %d of %d completions: %v; %+v", done, count, err, opener.Counters(a.device))
 				return
 			}
 			var wcs [4]verbs.WC
@@ -178,12 +178,12 @@ func TestLoopback(t *testing.T) {
 			both.Wait()
 			packets, bytes := uint64(0), uint64(0)
 			for _, d := range devices {
-				counters := d.Counters()
+				counters := opener.Counters(d)
 				require.Empty(t, counters.DropReasons())
 				require.Zero(t, counters.Transport.Retransmitted)
 				require.Zero(t, counters.Transport.HandedOver, "nothing came in from the wire")
 				require.NotZero(t, counters.Transport.SentPackets)
-				require.Equal(t, counters.Link, verbs.Counters{}.Link)
+				require.Equal(t, counters.Link, opener.EngineCounters{}.Link)
 				packets += counters.Transport.ReceivedPackets - counters.Transport.SentPackets
 				bytes += counters.Transport.ReceivedBytes - counters.Transport.SentBytes
 			}
@@ -205,7 +205,7 @@ func TestLoopbackToNobody(t *testing.T) {
 	require.NoError(t, e.qp.Connect(context.Background(), endpoint, o))
 	require.NoError(t, e.qp.PostSend(write(e, e, verbs.SendSignaled)))
 	require.Equal(t, verbs.WCRetryExcErr, poll(t, e.sends).Status)
-	counters := d.Counters()
+	counters := opener.Counters(d)
 	require.EqualValues(t, counters.Transport.SentPackets, counters.DropReasons()["qpn_unknown"])
 	require.NotZero(t, counters.Transport.SentPackets)
 	support.Fault(t, "loopback to a number that nobody has", support.Outcome{Wire: "nothing", Responder: roce.DropUnknownQPN, Requester: verbs.WCRetryExcErr})

@@ -66,7 +66,7 @@ func movingDevices(t *testing.T, o mem.Options, queues int, look bool) (a, b *ve
 
 func moves(devices ...*verbs.Device) (sum uint64) {
 	for _, d := range devices {
-		sum += d.Counters().Transport.Moves
+		sum += opener.Counters(d).Transport.Moves
 	}
 	return sum
 }
@@ -120,12 +120,12 @@ func TestWaitersFollowMoves(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		for from := time.Now(); done.Load() < posts; runtime.Gosched() {
-			require.Less(t, time.Since(from), stallBound, "post %d of %+v", posts, da.Counters())
+			require.Less(t, time.Since(from), stallBound, "post %d of %+v", posts, opener.Counters(da))
 		}
 	}
 	cancel()
 	waiters.Wait()
-	require.Zero(t, da.Counters().Transport.Timeouts)
+	require.Zero(t, opener.Counters(da).Transport.Timeouts)
 	t.Logf("%d posts, %d moves", posts, moves(da, db))
 	require.NotZero(t, moves(da, db))
 }

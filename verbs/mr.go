@@ -54,7 +54,7 @@ func (p *PD) RegMRIOVA(buffer []byte, iova uint64, access AccessFlags) (*MR, err
 			return err
 		}
 		allocated.enter(buffer)
-		region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
+		region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, memory.Access(access))
 		if err != nil {
 			allocated.leave(buffer)
 			return err
@@ -129,7 +129,7 @@ func (m *MR) Rereg(c MRChange) error {
 		return fmt.Errorf("MR: %w: an address without a buffer", ErrInvalid)
 	}
 	old := m.view.Load()
-	change := memory.Reregistration{Buffer: c.Buffer, Access: c.Access}
+	change := memory.Reregistration{Buffer: c.Buffer, Access: (*memory.Access)(c.Access)}
 	if c.Buffer != nil {
 		change.Address = memory.BufferAddress(c.Buffer)
 	}

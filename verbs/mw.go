@@ -182,7 +182,7 @@ func (q *QP) BindMW(m *MW, b MWBind) error {
 	key := IncRKey(m.key)
 	err := q.PostSend(SendWR{
 		WRID: b.WRID, Opcode: WRBindMW, Flags: b.Flags, RKey: key,
-		Bind: BindInfo{LKey: lkey, Access: uint32(b.Access), Addr: b.Addr, Length: b.Length},
+		Bind: BindInfo{LKey: lkey, Access: b.Access, Addr: b.Addr, Length: b.Length},
 	})
 	if err == nil {
 		m.key = key

@@ -3,39 +3,67 @@ package verbs
 import (
 	"context"
 
+	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/xdp"
 )
 
 // XDPMode says where the XDP program runs.
-type XDPMode = xdp.Mode
+type XDPMode uint8
 
 // Modes of the XDP program.
 const (
-	XDPAuto    = xdp.ModeAuto    // the first that works, from native with multi-buffer to generic
-	XDPNative  = xdp.ModeNative  // in the driver
-	XDPGeneric = xdp.ModeGeneric // in the kernel's generic receive path: any driver
+	XDPAuto    XDPMode = 0 // the first that works, from native with multi-buffer to generic
+	XDPNative  XDPMode = 1 // in the driver
+	XDPGeneric XDPMode = 2 // in the kernel's generic receive path: any driver
 )
 
+// String is the name of the value.
+func (x XDPMode) String() string { return xdp.Mode(x).String() }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (x XDPMode) MarshalText() ([]byte, error) { return []byte(x.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (x *XDPMode) UnmarshalText(text []byte) error { return enum.Parse(x, text) }
+
 // CopyMode says how frames get between the driver and the engine.
-type CopyMode = xdp.CopyMode
+type CopyMode uint8
 
 // Copy modes.
 const (
-	CopyAuto = xdp.CopyAuto // zero copy where the driver can
-	CopyOnly = xdp.CopyOnly
-	ZeroCopy = xdp.ZeroCopy
+	CopyAuto CopyMode = 0 // zero copy where the driver can
+	CopyOnly CopyMode = 1
+	ZeroCopy CopyMode = 2 // or OpenDevice fails with ErrNotSupported
 )
 
+// String is the name of the value.
+func (c CopyMode) String() string { return xdp.CopyMode(c).String() }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (c CopyMode) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (c *CopyMode) UnmarshalText(text []byte) error { return enum.Parse(c, text) }
+
 // MultiBuffer says whether frames may take more than one buffer of 4 KiB, which path MTU 4096 needs.
-type MultiBuffer = xdp.MultiBuffer
+type MultiBuffer uint8
 
 // Choices of MultiBuffer.
 const (
-	MultiBufferAuto = xdp.MultiBufferAuto // where kernel and mode allow it, but not in place of zero copy
-	MultiBufferOn   = xdp.MultiBufferOn   // or OpenDevice fails with ErrNotSupported
-	MultiBufferOff  = xdp.MultiBufferOff  // path MTU 2048 at most
+	MultiBufferAuto MultiBuffer = 0 // where kernel and mode allow it, but not in place of zero copy
+	MultiBufferOn   MultiBuffer = 1 // or OpenDevice fails with ErrNotSupported
+	MultiBufferOff  MultiBuffer = 2 // path MTU 2048 at most
 )
+
+// String is the name of the value.
+func (m MultiBuffer) String() string { return xdp.MultiBuffer(m).String() }
+
+// MarshalText returns the text of String, for logs and JSON.
+func (m MultiBuffer) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText takes what MarshalText returns.
+func (m *MultiBuffer) UnmarshalText(text []byte) error { return enum.Parse(m, text) }
 
 // Options of OpenDevice; the zero value works.
 type Options struct {
@@ -76,7 +104,8 @@ func OpenDevice(ctx context.Context, name string, o Options) (*Device, error) {
 		return nil, errNoContext
 	}
 	l, err := xdp.Open(ctx, name, xdp.Options{
-		NetNS: o.NetNS, Mode: o.Mode, Copy: o.Copy, MultiBuffer: o.MultiBuffer, Queues: o.Queues, CheckOwners: o.checkOwners,
+		NetNS: o.NetNS, Mode: xdp.Mode(o.Mode), Copy: xdp.CopyMode(o.Copy),
+		MultiBuffer: xdp.MultiBuffer(o.MultiBuffer), Queues: o.Queues, CheckOwners: o.checkOwners,
 	})
 	if err != nil {
 		return nil, err

@@ -30,7 +30,7 @@ func newPingPong(t *testing.T, mode verbs.XDPMode, background bool) *pingPong {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	open := func(e *netlab.End) *verbs.Device {
-		l, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: mode, CheckOwners: true})
+		l, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: xdp.Mode(mode), CheckOwners: true})
 		require.NoError(t, err)
 		d, err := opener.Open[verbs.Device](l, driver.Options{Manual: !background})
 		require.NoError(t, err)

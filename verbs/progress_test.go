@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -70,7 +71,7 @@ func TestProgressWithoutPolling(t *testing.T) {
 		return err == nil && word != 0
 	}, 5*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, 5*time.Second, time.Millisecond)
-	require.EqualValues(t, 2, a.device.Counters().Transport.Timeouts)
+	require.EqualValues(t, 2, opener.Counters(a.device).Transport.Timeouts)
 }
 
 func TestWaitEnds(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/transport"
 )
 
@@ -91,7 +92,7 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	qp := &QP{pd: p, init: a}
 	err := p.make(kindQP, qp, func() (err error) {
 		qp.driver, err = p.device.driver.CreateQP(driver.QPConfig{
-			Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
+			Type: transport.Type(cmp.Or(a.QPType, QPTRC)), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
 			MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
 			MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
 			MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
@@ -101,7 +102,7 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	qp.init.QPType = qp.driver.Config().Type
+	qp.init.QPType = QPType(qp.driver.Config().Type)
 	qp.drawPSN()
 	qp.driver.SetOwner(qp)
 	return qp, nil
@@ -124,7 +125,7 @@ func (q *QP) QPN() QPN {
 // State is the state of the queue pair.
 func (q *QP) State() QPState {
 	must(q.check())
-	return q.driver.State()
+	return QPState(q.driver.State())
 }
 
 // InitAttr returns what the queue pair was made of, with the capacities and the type that it got.
@@ -151,7 +152,7 @@ func (q *QP) PostSend(wrs ...SendWR) error {
 	if err := q.check(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := q.driver.PostSend(wrs)
+	posted, err := q.driver.PostSend(ringSends(wrs))
 	return postError(posted, err)
 }
 
@@ -160,7 +161,7 @@ func (q *QP) PostRecv(wrs ...RecvWR) error {
 	if err := q.check(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := q.driver.PostRecv(wrs)
+	posted, err := q.driver.PostRecv(ringRecvs(wrs))
 	return postError(posted, err)
 }
 
@@ -201,12 +202,12 @@ func (q *QP) Modify(ctx context.Context, a QPAttr, mask QPAttrMask) error {
 		defer cancel()
 	}
 	err := q.driver.Modify(ctx, &transport.Attributes{
-		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
-		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
+		State: transport.State(a.State), CurrentState: transport.State(a.CurState), PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestinationQPN: a.DestQPN, Access: memory.Access(a.AccessFlags), PKeyIndex: a.PKeyIndex, Port: a.PortNum,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
 		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
 		EnSQDAsyncNotify: a.EnSQDAsyncNotify,
-	}, &a.AH, mask)
+	}, (*driver.AddressVector)(&a.AH), transport.AttributeMask(mask))
 	if err == nil && mask&QPStateMask != 0 && a.State == StateReset {
 		q.drawPSN()
 	}
@@ -218,10 +219,10 @@ func (q *QP) Query() QPAttr {
 	must(q.check())
 	a, av, _ := q.driver.Query()
 	return QPAttr{
-		State: a.State, CurState: a.CurrentState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
-		DestQPN: a.DestinationQPN, AccessFlags: a.Access, PKeyIndex: a.PKeyIndex, PortNum: a.Port,
+		State: QPState(a.State), CurState: QPState(a.CurrentState), PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestQPN: a.DestinationQPN, AccessFlags: AccessFlags(a.Access), PKeyIndex: a.PKeyIndex, PortNum: a.Port,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
-		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: av,
+		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: AHAttr(av),
 		EnSQDAsyncNotify: a.EnSQDAsyncNotify, SQDraining: a.Draining,
 	}
 }

@@ -89,7 +89,7 @@ func (s *SRQ) PostRecv(wrs ...RecvWR) error {
 	if err := s.check(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := s.driver.PostRecv(wrs)
+	posted, err := s.driver.PostRecv(ringRecvs(wrs))
 	return postError(posted, err)
 }
 

@@ -224,7 +224,7 @@ func TestSRQOfQP(t *testing.T) {
 
 	// The peer of an empty queue waits. A list is posted up to the first request that is refused.
 	require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 16)}}))
-	require.Eventually(t, func() bool { return b.device.Counters().Transport.SentRNRNAKs > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return opener.Counters(b.device).Transport.SentRNRNAKs > 0 }, 5*time.Second, time.Millisecond)
 	four := []verbs.SGE{b.mr.SGE(100, 4), b.mr.SGE(0, 4), b.mr.SGE(50, 4), b.mr.SGE(200, 4)}
 	err = srq.PostRecv(verbs.RecvWR{WRID: 1, SGList: four}, verbs.RecvWR{WRID: 2}, verbs.RecvWR{SGList: append(four, four[0])}, verbs.RecvWR{})
 	require.ErrorAs(t, err, &bad)

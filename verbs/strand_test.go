@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -105,7 +106,7 @@ func strand(t *testing.T, a, b *verbs.Device, loopback bool) {
 			time.Sleep(time.Millisecond)
 		}
 		require.Equal(t, l.posted.Load(), l.done.Load(), "lane %d: requests posted and completed; outstanding %d, %+v",
-			i, l.a.qp.Outstanding(), a.Counters())
+			i, l.a.qp.Outstanding(), opener.Counters(a))
 		total += l.done.Load()
 	}
 	cancel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -137,14 +138,14 @@ func TestCase_F7_Capture(t *testing.T) {
 	var devices [2]int // by interface
 	for i, d := range k.devices {
 		for at, n := range c.Interfaces {
-			if n.Statistics.PacketsReceived == d.Counters().Link.Received+d.Counters().Link.Transmitted &&
-				outbound[at] == d.Counters().Link.Transmitted {
+			if n.Statistics.PacketsReceived == opener.Counters(d).Link.Received+opener.Counters(d).Link.Transmitted &&
+				outbound[at] == opener.Counters(d).Link.Transmitted {
 				devices[at] = i
 			}
 		}
 	}
 	for at, i := range devices {
-		l := k.devices[i].Counters().Link
+		l := opener.Counters(k.devices[i]).Link
 		require.Equal(t, l.Transmitted, outbound[at])
 		require.Equal(t, l.Received, inbound[at])
 		require.Equal(t, k.devices[i].Name(), c.Interfaces[at].Name)
@@ -155,7 +156,7 @@ func TestCase_F7_Capture(t *testing.T) {
 	require.Equal(t, itoa(len(c.Packets))+" packets captured, 0 left out\n", all.stderr.String())
 
 	c = readCapture(t, filepath.Join(folder, "one"))
-	want := k.devices[0].Counters().Transport
+	want := opener.Counters(k.devices[0]).Transport
 	first, acknowledgements := uint64(0), uint64(0)
 	for _, p := range c.Packets {
 		require.LessOrEqual(t, len(p.Frame), 64)
@@ -305,13 +306,13 @@ func TestCase_F7_CaptureKilled(t *testing.T) {
 	require.NotZero(t, missing)
 	all := uint64(0)
 	for _, d := range k.devices {
-		all += d.Counters().Link.Transmitted + d.Counters().Link.Received
+		all += opener.Counters(d).Link.Transmitted + opener.Counters(d).Link.Received
 	}
 	require.Equal(t, all, uint64(len(c.Packets))+missing, "what is left out is counted")
 	require.Equal(t, itoa(len(c.Packets))+" packets captured, "+itoa(int(missing))+" left out\n", stopped.stderr.String())
 	for _, d := range k.devices {
-		require.Empty(t, d.Counters().DropReasons())
-		require.Zero(t, d.Counters().Transport.Retransmitted)
+		require.Empty(t, opener.Counters(d).DropReasons())
+		require.Zero(t, opener.Counters(d).Transport.Retransmitted)
 	}
 }
 

@@ -123,7 +123,7 @@ func (p *process) side() (sideReport, error) {
 		return sideReport{}, err
 	}
 	counters := p.rdma.device.Counters()
-	drops := counters.DropReasons()
+	drops := counters.Drops
 	if n := counters.Link.ReceiveDropped; n > 0 {
 		drops["socket_receive"] = n
 	}
@@ -132,6 +132,6 @@ func (p *process) side() (sideReport, error) {
 	}
 	return sideReport{
 		XDPPackets: steering.Redirected, XDPPassedPackets: steering.Kernel,
-		Retransmissions: counters.Transport.Retransmitted, Drops: drops,
+		Retransmissions: counters.Counts["retransmitted_pkts"], Drops: drops,
 	}, nil
 }

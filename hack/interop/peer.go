@@ -320,7 +320,7 @@ func (p *peer) wait(count int, seconds float64) (all []completion, err error) {
 func (p *peer) counters() map[string]uint64 {
 	c := p.device.Counters()
 	all := map[string]uint64{"received": c.Link.Received, "transmitted": c.Link.Transmitted, "receive_dropped": c.Link.ReceiveDropped}
-	for _, group := range []map[string]uint64{c.Transport.Named(), c.DropReasons()} {
+	for _, group := range []verbs.Counts{c.Counts, c.Drops} {
 		for name, n := range group {
 			all[name] = n
 		}

@@ -6,6 +6,7 @@ package opener
 import (
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
+	"github.com/xroce/xroce/roce/transport"
 )
 
 // Hooks are the functions of package verbs.
@@ -42,3 +43,18 @@ func CheckOwners[Options any](o Options) Options {
 	hooks.CheckOwners(&o)
 	return o
 }
+
+// EngineCounters are what the engine of a device has counted, in its own words.
+type EngineCounters struct {
+	Transport transport.Counters
+	Link      link.Counters
+}
+
+// Counters returns the counts of a verbs.Device.
+func Counters[Device any](d *Device) EngineCounters {
+	t, l := Driver(d).Counters()
+	return EngineCounters{t, l}
+}
+
+// DropReasons returns how many packets were dropped for which reason, without the reasons that never occurred.
+func (c EngineCounters) DropReasons() map[string]uint64 { return c.Transport.Dropped() }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
@@ -23,7 +24,7 @@ func TestCase_F7_WhyDropped(t *testing.T) {
 	capture, err := end.Device.StartCapture(&file, verbs.CaptureOptions{BufferSize: 64 << 20})
 	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(2, 7))
-	counters := func() verbs.Counters { return end.Device.Counters() }
+	counters := func() opener.EngineCounters { return opener.Counters(end.Device) }
 	type event struct {
 		frame   []byte
 		comment string

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -190,7 +191,7 @@ func TestCase_D3(t *testing.T) {
 		require.Equal(t, uint64(i), wc.WRID)
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 	}
-	require.Equal(t, uint64(12), end.Device.Counters().Transport.CompletionsDropped)
+	require.Equal(t, uint64(12), opener.Counters(end.Device).Transport.CompletionsDropped)
 	support.Fault(t, "completion queue full", support.Outcome{Requester: verbs.StateError})
 }
 

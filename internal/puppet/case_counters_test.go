@@ -11,7 +11,6 @@ import (
 	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -68,13 +67,13 @@ func hostile(random *rand.Rand, p *puppet.Puppet, end *puppet.End, expected roce
 func TestCase_G5_DroppedOnce(t *testing.T) {
 	stage, end, p := sender(t)
 	random := rand.New(rand.NewPCG(1, 5))
-	status := func() (driver.QPStatus, *verbs.Counters) {
+	status := func() (verbs.QPStatus, *opener.EngineCounters) {
 		s, err := end.Device.Snapshot()
 		require.NoError(t, err)
-		c := end.Device.Counters()
+		c := opener.Counters(end.Device)
 		return s.QPs[0], &c
 	}
-	total := func(c *verbs.Counters) (n uint64) {
+	total := func(c *opener.EngineCounters) (n uint64) {
 		for _, k := range c.DropReasons() {
 			n += k
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -267,7 +268,7 @@ func TestDrainAttributes(t *testing.T) {
 			again := p.ExpectPacket(roce.RCReadRequest, 41)
 			require.Equal(t, 4096*1024*time.Nanosecond, again.At-start.At)
 			end.ExpectSend(0, verbs.WCRetryExcErr)
-			require.Equal(t, uint64(2), end.Device.Counters().Transport.Timeouts)
+			require.Equal(t, uint64(2), opener.Counters(end.Device).Transport.Timeouts)
 		})
 	}
 	support.Object(t, "QP", "TIMEOUT, RETRY_CNT and MAX_QP_RD_ATOMIC changed in SQD", "hold from RTS on")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -31,6 +32,6 @@ func TestForgedLoopback(t *testing.T) {
 	p.Send(packet)
 	stage.Pass(time.Millisecond)
 	require.Equal(t, before, end.Bytes(0, 4), "written from the wire")
-	counters := end.Device.Counters()
+	counters := opener.Counters(end.Device)
 	require.Equal(t, map[string]uint64{"address_mismatch": 1}, counters.DropReasons())
 }

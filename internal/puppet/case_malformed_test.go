@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -23,7 +24,7 @@ import (
 
 // drops returns how often packets were dropped, by reason.
 func drops(e *puppet.End) map[string]uint64 {
-	c := e.Device.Counters()
+	c := opener.Counters(e.Device)
 	return c.DropReasons()
 }
 
@@ -115,7 +116,7 @@ func TestWrongICRCAtAnotherShard(t *testing.T) {
 	}
 	p.ExpectNothing(time.Second)
 	require.Equal(t, map[string]uint64{"icrc_bad": count}, drops(end))
-	require.Zero(t, end.Device.Counters().Transport.HandedOver, "checked before it takes a place in an inbox")
+	require.Zero(t, opener.Counters(end.Device).Transport.HandedOver, "checked before it takes a place in an inbox")
 	require.True(t, bytes.Equal(image, end.MR.Bytes()))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
@@ -123,7 +124,7 @@ func TestWrongICRCAtAnotherShard(t *testing.T) {
 		p.Send(write(end, 100)) // a duplicate
 	}
 	p.ExpectAck(100, 1)
-	require.Greater(t, end.Device.Counters().Transport.HandedOver, uint64(5), "packets do come in elsewhere")
+	require.Greater(t, opener.Counters(end.Device).Transport.HandedOver, uint64(5), "packets do come in elsewhere")
 }
 
 // cutTo makes a frame's UDP payload size bytes long, with lengths that fit.
@@ -402,7 +403,7 @@ func TestCase_A5_Noise(t *testing.T) {
 	// Damage to what the ICRC leaves out does no harm: source MAC, type of service, time to live, congestion bits.
 	require.Equal(t, verbs.StateRTS, end.QP.State())
 	require.Equal(t, image[4:], string(end.MR.Bytes()[4:]))
-	counters := end.Device.Counters()
+	counters := opener.Counters(end.Device)
 	counted := counters.Transport.ReceivedPackets
 	for _, n := range counters.DropReasons() {
 		counted += n

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -67,7 +68,7 @@ func TestOneNAK(t *testing.T) {
 		p.Send(write(end, next))
 		p.ExpectAck(next, uint32(2+round))
 	}
-	require.Equal(t, uint64(3), end.Device.Counters().Transport.SentSequenceNAKs)
+	require.Equal(t, uint64(3), opener.Counters(end.Device).Transport.SentSequenceNAKs)
 	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence, Responder: "drops what is behind the gap"})
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -45,7 +46,7 @@ func TestCase_B9(t *testing.T) {
 				end.ExpectSend(2, verbs.WCWRFlushErr)
 				require.Equal(t, verbs.StateError, end.QP.State())
 				p.ExpectNothing(time.Minute)
-				require.Equal(t, uint64(1), end.Device.Counters().Transport.RetriesExceeded)
+				require.Equal(t, uint64(1), opener.Counters(end.Device).Transport.RetriesExceeded)
 			})
 		}
 	}

@@ -92,7 +92,7 @@ func TestWrong(t *testing.T) {
 				return
 			}
 			p.ExpectNothing(time.Second)
-			counters := end.Device.Counters()
+			counters := opener.Counters(end.Device)
 			require.Equal(t, map[string]uint64{c.reason.String(): 1}, counters.DropReasons())
 			packet.Wrong = puppet.Wrong{}
 			p.Send(packet)

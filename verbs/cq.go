@@ -3,6 +3,7 @@ package verbs
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/xroce/xroce/roce/driver"
 )
@@ -109,6 +110,48 @@ func (c *CQ) Wait(ctx context.Context) error {
 		return errNoContext
 	}
 	return c.driver.Wait(ctx)
+}
+
+// All returns the completions of the queue as they come, one at a time, for as long as the loop goes on:
+//
+//	for wc, err := range cq.All(ctx) {
+//		if err != nil {
+//			return err // of ctx, or ErrClosed or ErrOverrun
+//		}
+//		...
+//	}
+//
+// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of Poll. Completions
+// that the loop has not taken stay in the queue.
+func (c *CQ) All(ctx context.Context) iter.Seq2[WC, error] {
+	return func(yield func(WC, error) bool) {
+		var wc [1]WC
+		for {
+			n, err := c.next(ctx, wc[:])
+			if err != nil {
+				yield(WC{}, err)
+				return
+			}
+			if n > 0 && !yield(wc[0], nil) {
+				return
+			}
+		}
+	}
+}
+
+// next polls, and waits if there is nothing.
+func (c *CQ) next(ctx context.Context, wcs []WC) (int, error) {
+	if ctx == nil {
+		return 0, errNoContext
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.Poll(wcs)
+	if n == 0 && err == nil {
+		err = c.Wait(ctx)
+	}
+	return n, err
 }
 
 var errNoContext = fmt.Errorf("%w: the context is nil", ErrInvalid)

@@ -80,11 +80,14 @@ var mayKnow = map[string]struct {
 	"internal/pcapng":  {standard: true},
 	"internal/backlog": {standard: true},
 	"internal/control": {rooms: []string{"internal/jsonline"}},
-	"hack/rawprobe":    {}, // measures what the others are measured against
+	"internal/opener": {rooms: []string{
+		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport", "roce/driver", "internal/backlog",
+	}},
+	"hack/rawprobe": {}, // measures what the others are measured against
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
-		"internal/pcapng", "internal/refusal", "internal/backlog",
+		"internal/pcapng", "internal/refusal", "internal/backlog", "internal/opener",
 	}},
 }
 

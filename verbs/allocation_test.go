@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -57,9 +59,9 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback, event
 		if i == 0 || !loopback {
 			l, err := network.NewDevice(o)
 			check(err)
-			d, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: true})
+			d, err := opener.Open[verbs.Device](l, driver.Options{Manual: true})
 			check(err)
-			t.Cleanup(func() { check(d.Close()) })
+			t.Cleanup(func() { check(opener.InUse(d)); check(d.Close()) })
 			device = d
 			if i == 0 {
 				s.device = d
@@ -75,7 +77,7 @@ func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback, event
 			check(err)
 			t.Cleanup(func() { check(channel.Destroy()) })
 		}
-		e.cq, err = device.CreateCQEx(verbs.CQInitAttr{CQE: 4 * streamDepth, Channel: channel})
+		e.cq, err = device.CreateCQ(verbs.CQInitAttr{CQE: 4 * streamDepth, Channel: channel})
 		check(err)
 		if events {
 			s.channels[e.cq] = channel

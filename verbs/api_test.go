@@ -11,7 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -79,8 +81,8 @@ func TestNewLifeNewPSN(t *testing.T) {
 	seen := make(map[verbs.PSN]bool)
 	for range 4 {
 		reset := verbs.QPAttr{State: verbs.StateReset}
-		require.NoError(t, a.qp.ModifyQP(reset, verbs.QPStateMask))
-		require.NoError(t, b.qp.ModifyQP(reset, verbs.QPStateMask))
+		require.NoError(t, a.qp.Modify(t.Context(), reset, verbs.QPStateMask))
+		require.NoError(t, b.qp.Modify(t.Context(), reset, verbs.QPStateMask))
 		first, err := a.qp.Endpoint(verbs.ConnectOptions{})
 		require.NoError(t, err)
 		again, err := a.qp.Endpoint(verbs.ConnectOptions{})
@@ -98,11 +100,11 @@ func TestNewLifeNewPSN(t *testing.T) {
 func TestConnectFromInit(t *testing.T) {
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
-	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
+	require.NoError(t, b.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
 		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{WRID: 5}))
-	connect(t, a, b, verbs.ConnectOptions{AccessFlags: verbs.AccessRemoteWrite})
-	require.Equal(t, verbs.AccessRemoteWrite, b.qp.QueryQP().AccessFlags)
+	connect(t, a, b, verbs.ConnectOptions{AccessFlags: new(verbs.AccessRemoteWrite)})
+	require.Equal(t, verbs.AccessRemoteWrite, b.qp.Query().AccessFlags)
 	require.NoError(t, a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}))
 	require.EqualValues(t, 5, poll(t, b.recvs).WRID)
 }
@@ -121,7 +123,7 @@ func TestConnectGivesUp(t *testing.T) {
 	require.ErrorContains(t, err, remote.Address.String())
 	require.Less(t, time.Since(start), 5*time.Second)
 	// Meanwhile nothing else is held up.
-	require.Equal(t, verbs.StateInit, e.qp.QueryQP().State)
+	require.Equal(t, verbs.StateInit, e.qp.Query().State)
 }
 
 func TestExplain(t *testing.T) {
@@ -164,11 +166,11 @@ func TestExplainFlushed(t *testing.T) {
 	require.Equal(t, verbs.WCWRFlushErr, received.Status)
 	require.Contains(t, b.qp.Explain(received), "after: RDMA WRITE of the peer at QP "+b.qp.QPN().String())
 
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	require.Contains(t, a.qp.Explain(flushed), "the QP was in the error state, and has been reset since (it is in RESET now)")
-	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, b.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	connect(t, a, b, verbs.ConnectOptions{})
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	require.NoError(t, a.qp.PostSend(write(a, b, 0)))
 	require.Contains(t, a.qp.Explain(poll(t, a.sends)), "the program brought the QP into the error state")
 }
@@ -228,9 +230,9 @@ func TestExplainFailure(t *testing.T) {
 	require.Contains(t, text, "AccessFlags or MaxDestRDAtomic of this QP")
 
 	a, b = pair(t, mem.Options{Faults: mem.Faults{Drop: 1}})
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{Timeout: 8, RetryCnt: 1}, verbs.QPTimeout|verbs.QPRetryCnt))
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{Timeout: 8, RetryCnt: 1}, verbs.QPTimeout|verbs.QPRetryCnt))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
 	text = a.qp.Explain(a.do(t, verbs.SendWR{Opcode: verbs.WRSend}))
 	require.Contains(t, text, "no answer so far, 1 resends of 1")
 	require.Equal(t, verbs.StateRTS, b.qp.State())
@@ -240,16 +242,14 @@ func TestExplainFailure(t *testing.T) {
 func TestInUse(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	d, err := opener.Open[verbs.Device](l, driver.Options{})
 	require.NoError(t, err)
 	pd, err := d.AllocPD()
 	require.NoError(t, err)
-	require.ErrorIs(t, d.Close(), verbs.ErrInUse)
-	support.Object(t, "Device", "Close while it has a PD", verbs.ErrInUse)
 	mr, err := pd.RegMR(make([]byte, 8), verbs.AccessLocalWrite)
 	require.NoError(t, err)
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse)
-	cq, err := d.CreateCQ(4)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 4})
 	require.NoError(t, err)
 	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	require.NoError(t, err)
@@ -263,19 +263,19 @@ func TestInUse(t *testing.T) {
 	require.ErrorIs(t, qp.Destroy(), verbs.ErrClosed)
 	require.ErrorIs(t, qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}), verbs.ErrClosed)
 	require.ErrorIs(t, qp.PostRecv(verbs.RecvWR{}), verbs.ErrClosed)
-	require.ErrorIs(t, qp.ModifyQP(verbs.QPAttr{State: verbs.StateInit}, verbs.QPStateMask), verbs.ErrClosed)
+	require.ErrorIs(t, qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit}, verbs.QPStateMask), verbs.ErrClosed)
 	require.NoError(t, cq.Destroy())
 	require.NoError(t, pd.Dealloc())
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrClosed)
 	_, err = pd.RegMR(make([]byte, 8), 0)
 	require.ErrorIs(t, err, verbs.ErrClosed)
-	require.NoError(t, d.Close())
+	requireClose(t, d)
 	_, err = d.AllocPD()
 	require.ErrorIs(t, err, verbs.ErrClosed)
-	_, err = d.CreateCQ(1)
+	_, err = d.CreateCQ(verbs.CQInitAttr{CQE: 1})
 	require.ErrorIs(t, err, verbs.ErrClosed)
 	support.Object(t, "PD", "Dealloc while it has an MR or a QP", verbs.ErrInUse)
-	support.Object(t, "QP", "PostSend, PostRecv, ModifyQP or Destroy after Destroy", verbs.ErrClosed)
+	support.Object(t, "QP", "PostSend, PostRecv, Modify or Destroy after Destroy", verbs.ErrClosed)
 }
 
 // TestNotSupported: what is not there says so at once.
@@ -283,12 +283,12 @@ func TestNotSupported(t *testing.T) {
 	a, _ := pair(t, mem.Options{})
 	_, err := a.pd.RegMR(make([]byte, 8), allAccess|verbs.AccessFlushPersistent)
 	require.ErrorIs(t, err, verbs.ErrNotSupported)
-	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{State: 5}, verbs.QPStateMask), verbs.ErrNotSupported)
+	require.ErrorIs(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: 5}, verbs.QPStateMask), verbs.ErrNotSupported)
 	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, QPType: 4})
 	require.ErrorIs(t, err, verbs.ErrNotSupported)
 	require.ErrorIs(t, a.qp.PostSend(verbs.SendWR{Opcode: 10}), verbs.ErrOpcode)
 	support.Object(t, "MR", "RegMR with AccessFlushPersistent", verbs.ErrNotSupported)
-	support.Object(t, "QP", "ModifyQP to SQE", verbs.ErrNotSupported)
+	support.Object(t, "QP", "Modify to SQE", verbs.ErrNotSupported)
 	support.Object(t, "QP", "CreateQP of type UD", verbs.ErrNotSupported)
 	support.Object(t, "QP", "PostSend of TSO", verbs.ErrOpcode)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -46,7 +48,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, mrBack.Dereg()) })
 	// A long timeout: nothing is lost here, and the machine may be busy with something else.
-	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: gidIndex(t, a, v6), PathMTU: mtu, Timeout: 18})
+	connect(t, ea, eb, verbs.ConnectOptions{GIDIndex: new(gidIndex(t, a, v6)), PathMTU: mtu, Timeout: roce.AckTimeout(18)})
 
 	move := func(opcode verbs.WROpcode, local *verbs.MR, offset int) {
 		start := time.Now()
@@ -55,7 +57,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 			RemoteAddr: eb.mr.Addr() + guard, RKey: eb.mr.RKey(),
 		}))
 		wc := poll(t, ea.sends)
-		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), a.Counters(), b.Counters())
+		require.Equal(t, verbs.WCSuccess, wc.Status, "%s\n%+v\n%+v", ea.qp.Explain(wc), opener.Counters(a), opener.Counters(b))
 		t.Logf("%v: %.2f Gbit/s", opcode, float64(size)*8/time.Since(start).Seconds()/1e9)
 	}
 	check := func(buffer []byte) {
@@ -67,7 +69,7 @@ func bulk(t *testing.T, mode verbs.XDPMode, v6 bool, netdev int, mtu verbs.MTU) 
 	check(target)
 	move(verbs.WRRDMARead, mrBack, guard)
 	check(back)
-	c := a.Counters()
+	c := opener.Counters(a)
 	t.Logf("%+v, retransmitted %d, timeouts %d, recoveries %d, drops %v, link %+v", a.Information(),
 		c.Transport.Retransmitted, c.Transport.Timeouts, c.Transport.Recoveries, c.DropReasons(), c.Link)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -138,8 +139,8 @@ func (c *crowd) run(t *testing.T, opcode verbs.WROpcode, each int, length time.D
 			RemoteAddr: c.remote.Addr, RKey: c.remote.RKey,
 		}))
 	}
-	before := c.a.Counters().Transport
-	beforeB := c.b.Counters().Transport
+	before := opener.Counters(c.a).Transport
+	beforeB := opener.Counters(c.b).Transport
 	begin := time.Now()
 	open := 0
 	for i := range c.qps {
@@ -156,7 +157,7 @@ func (c *crowd) run(t *testing.T, opcode verbs.WROpcode, each int, length time.D
 		if n > 0 {
 			last = time.Now()
 		}
-		require.Less(t, time.Since(last), patience, "%+v", c.a.Counters())
+		require.Less(t, time.Since(last), patience, "%+v", opener.Counters(c.a))
 		for _, wc := range wcs[:n] {
 			i := int(wc.WRID)
 			require.Equal(t, verbs.WCSuccess, wc.Status, "%s", c.qps[i].Explain(wc))
@@ -169,8 +170,8 @@ func (c *crowd) run(t *testing.T, opcode verbs.WROpcode, each int, length time.D
 		}
 	}
 	r.elapsed = last.Sub(begin)
-	after := c.a.Counters().Transport
-	afterB := c.b.Counters().Transport
+	after := opener.Counters(c.a).Transport
+	afterB := opener.Counters(c.b).Transport
 	r.sent = after.SentPackets - before.SentPackets + afterB.SentPackets - beforeB.SentPackets
 	r.again = after.Retransmitted - before.Retransmitted
 	r.timeouts = after.Timeouts - before.Timeouts

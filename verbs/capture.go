@@ -125,10 +125,10 @@ func (d *Device) StartCapture(w io.Writer, o CaptureOptions) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("device %s: %w", d.Name(), ErrClosed)
+	d.belongings.life.RLock()
+	defer d.belongings.life.RUnlock()
+	if d.belongings.closed {
+		return nil, d.closedError()
 	}
 	c.started = wallClock()
 	c.begun = c.started - d.driver.Clock()

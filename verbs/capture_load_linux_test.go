@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/verbs"
 )
@@ -25,11 +26,11 @@ func TestCase_F7_FullLoad(t *testing.T) {
 		require.Equal(t, verbs.WCSuccess, writeAll(t, a, b, 1<<20))
 	}
 	frames := func() uint64 {
-		c := da.Counters().Link
+		c := opener.Counters(da).Link
 		return c.Transmitted + c.Received
 	}
 	settle := func() {
-		require.Eventually(t, func() bool { return da.Counters().Link.Received == db.Counters().Link.Transmitted }, patience, tick)
+		require.Eventually(t, func() bool { return opener.Counters(da).Link.Received == opener.Counters(db).Link.Transmitted }, patience, tick)
 	}
 	// load returns the bytes per second of some WRITEs.
 	load := func() float64 {
@@ -67,8 +68,8 @@ func TestCase_F7_FullLoad(t *testing.T) {
 		missing += stats.LeftOut
 	}
 	slices.Sort(ratios)
-	require.Zero(t, da.Counters().Transport.Retransmitted)
-	require.Empty(t, db.Counters().DropReasons())
+	require.Zero(t, opener.Counters(da).Transport.Retransmitted)
+	require.Empty(t, opener.Counters(db).DropReasons())
 	t.Logf("throughput with a capture of one end into a file: %.2f (%.2f to %.2f) of that without; %d packets, %d left out",
 		ratios[2], ratios[0], ratios[4], seen, missing)
 }

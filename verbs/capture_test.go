@@ -13,9 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -63,7 +65,7 @@ func TestCaptureChooses(t *testing.T) {
 			require.Equal(t, verbs.WCSuccess, wc.Status)
 		}
 	}
-	ca := a.device.Counters()
+	ca := opener.Counters(a.device)
 	for _, one := range captures {
 		stats, err := one.Stop()
 		require.NoError(t, err)
@@ -146,7 +148,7 @@ func TestCaptureTooSlow(t *testing.T) {
 	}
 	close(g.open)
 	require.Eventually(t, func() bool { // now there is room again
-		before := a.device.Counters()
+		before := opener.Counters(a.device)
 		require.Equal(t, verbs.WCSuccess, writeAll(t, a, b, 1000))
 		time.Sleep(5 * time.Millisecond)
 		return before.Transport.SentPackets > rounds+2
@@ -162,7 +164,7 @@ func TestCaptureTooSlow(t *testing.T) {
 	}
 	require.NotZero(t, missing)
 	require.Equal(t, stats.LeftOut, missing)
-	counters := a.device.Counters().Link
+	counters := opener.Counters(a.device).Link
 	require.Equal(t, counters.Transmitted+counters.Received, stats.Packets+stats.LeftOut)
 	require.Equal(t, stats.LeftOut, c.Interfaces[0].Statistics.PacketsDropped)
 	require.Equal(t, stats.Packets+stats.LeftOut, c.Interfaces[0].Statistics.PacketsReceived)
@@ -229,7 +231,7 @@ func TestCaptureEnds(t *testing.T) {
 	n := mem.NewNetwork(mem.Options{})
 	l, err := n.NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	d, err := opener.Open[verbs.Device](l, driver.Options{})
 	require.NoError(t, err)
 
 	c, err := d.StartCapture(broken{}, verbs.CaptureOptions{})
@@ -262,7 +264,7 @@ func TestCaptureEnds(t *testing.T) {
 	require.ErrorContains(t, err, "capture number 9 of mem1, there can be 8 at once")
 	support.Limit(t, "captures of a device at once", err)
 
-	require.NoError(t, d.Close())
+	requireClose(t, d)
 	for i, c := range captures {
 		select {
 		case <-c.Done():

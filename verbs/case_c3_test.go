@@ -24,9 +24,9 @@ func TestCase_C3_Traffic(t *testing.T) {
 	for round := range *deregistrations {
 		if round > 0 { // the last round has ended the connection
 			for _, e := range []*end{a, b} {
-				require.NoError(t, e.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+				require.NoError(t, e.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			}
-			connect(t, a, b, verbs.ConnectOptions{Timeout: noTimeout, AccessFlags: verbs.AccessRemoteWrite})
+			connect(t, a, b, verbs.ConnectOptions{Timeout: noTimeout, AccessFlags: new(verbs.AccessRemoteWrite)})
 		}
 		mr, err := b.pd.RegMR(buffer, allAccess)
 		require.NoError(t, err)

@@ -6,7 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -20,7 +22,7 @@ func TestCase_C6(t *testing.T) {
 		da, db := memDevices(t, mem.Options{Seed: uint64(limit), Faults: mem.Faults{Drop: 0.1}}, mem.DeviceOptions{MTU: 352}) // packets of 256 bytes
 		capacity := verbs.QPCap{MaxInline: limit, MaxSendSGE: 3}
 		a, b := newEnd(t, da, make([]byte, 3*most), capacity), newEnd(t, db, make([]byte, 4*most), capacity)
-		connect(t, a, b, verbs.ConnectOptions{Timeout: 13})
+		connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(13)})
 		require.Equal(t, limit, a.qp.Cap().MaxInline)
 		round := byte(0)
 		for _, length := range []int{0, 1, 2, limit - 1, limit} {
@@ -34,7 +36,7 @@ func TestCase_C6(t *testing.T) {
 					require.NoError(t, b.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{b.mr.SGE(0, most)}}))
 					// In SQD nothing leaves, so the memory changes before the packet is made.
 					require.Eventually(t, func() bool {
-						return a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask) == nil
+						return a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask) == nil
 					}, patience, tick)
 					want := make([]byte, length)
 					for i := range want {
@@ -52,7 +54,7 @@ func TestCase_C6(t *testing.T) {
 						a.mr.Bytes()[i] = 0xEE
 					}
 					require.Eventually(t, func() bool {
-						return a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask) == nil
+						return a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask) == nil
 					}, patience, tick)
 					wc := poll(t, a.sends)
 					require.Equal(t, verbs.WCSuccess, wc.Status)
@@ -66,7 +68,7 @@ func TestCase_C6(t *testing.T) {
 				})
 			}
 		}
-		retransmitted += da.Counters().Transport.Retransmitted
+		retransmitted += opener.Counters(da).Transport.Retransmitted
 	}
 	require.NotZero(t, retransmitted)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -26,7 +27,7 @@ func newQP(t *testing.T, pd *verbs.PD, a verbs.QPInitAttr) *verbs.QP {
 // connectAt connects a queue pair with one of the peer, both at home at the shard of their devices that the flow label says.
 func connectAt(t *testing.T, a, b *verbs.QP, label uint32) {
 	t.Helper()
-	connect(t, &end{qp: a}, &end{qp: b}, verbs.ConnectOptions{FlowLabel: label, Timeout: 15})
+	connect(t, &end{qp: a}, &end{qp: b}, verbs.ConnectOptions{FlowLabel: label, Timeout: roce.AckTimeout(15)})
 }
 
 // collectEvents returns the next count events, which must be all there are.
@@ -54,7 +55,7 @@ func TestCase_D3_Overrun(t *testing.T) {
 	ch, err := da.CreateCompChannel()
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, ch.Destroy()) })
-	cq, err := da.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	cq, err := da.CreateCQ(verbs.CQInitAttr{CQE: 4, Channel: ch})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cq.Destroy()) })
 	var qps, peers [3]*verbs.QP
@@ -64,11 +65,11 @@ func TestCase_D3_Overrun(t *testing.T) {
 		connectAt(t, qps[i], peers[i], uint32(i+1))
 	}
 	starting := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: cq})
-	require.NoError(t, starting.ModifyQP(verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
+	require.NoError(t, starting.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
 		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 	unused := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	bystander := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
-	require.NoError(t, bystander.ModifyQP(verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
+	require.NoError(t, bystander.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
 		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 
 	for _, q := range qps[1:] {
@@ -139,7 +140,7 @@ func TestOverrunWakes(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	ch, err := a.device.CreateCompChannel()
 	require.NoError(t, err)
-	cq, err := a.device.CreateCQEx(verbs.CQInitAttr{CQE: 1, Channel: ch})
+	cq, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: 1, Channel: ch})
 	require.NoError(t, err)
 	q, err := a.pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	require.NoError(t, err)

@@ -13,12 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
 // endurance are options of queue pairs that give up after 8 times 0.54 s without an answer.
-var endurance = verbs.ConnectOptions{Timeout: 17, RetryCnt: 7}
+var endurance = verbs.ConnectOptions{Timeout: roce.AckTimeout(17), RetryCnt: new(uint8(7))}
 
 const enduranceEnds = 8 * (4096 << 17) * time.Nanosecond
 
@@ -59,7 +61,7 @@ func TestCase_E3_LinkDown(t *testing.T) {
 	require.Equal(t, verbs.WCSuccess, poll(t, patient.sends).Status)
 	requireWorks(t, patient, patientPeer)
 
-	o, ends := verbs.ConnectOptions{Timeout: 14, RetryCnt: 7}, 8*(4096<<14)*time.Nanosecond
+	o, ends := verbs.ConnectOptions{Timeout: roce.AckTimeout(14), RetryCnt: new(uint8(7))}, 8*(4096<<14)*time.Nanosecond
 	if *fullSize {
 		o, ends = endurance, enduranceEnds
 	}
@@ -124,11 +126,11 @@ func TestCase_E3_Remade(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			p := newPorts(t, netlab.PairOptions{Queues: 2})
 			a, b := p.ends(t, endurance)
-			hasty, hastyPeer := p.ends(t, verbs.ConnectOptions{Timeout: 12, RetryCnt: 3})
+			hasty, hastyPeer := p.ends(t, verbs.ConnectOptions{Timeout: roce.AckTimeout(12), RetryCnt: new(uint8(3))})
 			home := p.pair.A.Namespace
 			for round := range size(2, 10) {
 				var elsewhere *netlab.Namespace
-				before := p.devices[0].Counters().Link
+				before := opener.Counters(p.devices[0]).Link
 				if how == "deleted" {
 					change(t, &p.pair.A, netlink.LinkDel)
 				} else {
@@ -158,7 +160,7 @@ func TestCase_E3_Remade(t *testing.T) {
 				}
 				requireWorks(t, a, b)
 				require.Equal(t, verbs.StateRTS, a.qp.State())
-				after := p.devices[0].Counters().Link
+				after := opener.Counters(p.devices[0]).Link
 				require.GreaterOrEqual(t, after.Transmitted, before.Transmitted+60, "counters go on")
 				require.GreaterOrEqual(t, after.Received, before.Received+60)
 			}
@@ -206,7 +208,7 @@ func TestCase_E3_Lost(t *testing.T) {
 			require.NoError(t, err)
 			defer pair.Close()
 			p := &ports{pair: pair, devices: [2]*verbs.Device{openDevice(t, &pair.A, verbs.Options{}), openDevice(t, &pair.B, verbs.Options{})}}
-			o := verbs.ConnectOptions{Timeout: 14, RetryCnt: 7}
+			o := verbs.ConnectOptions{Timeout: roce.AckTimeout(14), RetryCnt: new(uint8(7))}
 			a, b := p.ends(t, o)
 			never, neverPeer := p.ends(t, verbs.ConnectOptions{Timeout: noTimeout})
 			switch how {

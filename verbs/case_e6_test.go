@@ -17,6 +17,7 @@ import (
 
 	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -95,7 +96,7 @@ func outsiders(t *testing.T, n *netlab.Namespace) (number int) {
 
 // inhabit exchanges data with the peer, which is on the other end of the standard streams, says so, and waits to be killed.
 func inhabit(number string) error {
-	d, err := verbs.OpenDevice("veth0", verbs.Options{NoControl: true})
+	d, err := verbs.OpenDevice(context.Background(), "veth0", verbs.Options{NoControl: true})
 	if err != nil {
 		return err
 	}
@@ -109,11 +110,11 @@ func inhabit(number string) error {
 	if err != nil {
 		return err
 	}
-	cq, err := d.CreateCQ(16)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	if err != nil {
 		return err
 	}
-	received, err := d.CreateCQ(16)
+	received, err := d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func inhabit(number string) error {
 	if err != nil {
 		return err
 	}
-	o := verbs.ConnectOptions{Timeout: 18} // a machine with so many processes is a busy one
+	o := verbs.ConnectOptions{Timeout: roce.AckTimeout(18)} // a machine with so many processes is a busy one
 	local, err := qp.Endpoint(o)
 	if err != nil {
 		return err

@@ -19,7 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -38,7 +40,7 @@ func TestCase_F13(t *testing.T) {
 			attached := speedOfTCP(t, pair, duration)
 
 			ea, eb := newEnd(t, a, make([]byte, 1<<20), verbs.QPCap{}), newEnd(t, b, make([]byte, 1<<20), verbs.QPCap{})
-			connect(t, ea, eb, verbs.ConnectOptions{Timeout: 15}) // a busy machine must not look like a dead peer
+			connect(t, ea, eb, verbs.ConnectOptions{Timeout: roce.AckTimeout(15)}) // a busy machine must not look like a dead peer
 			source := rand.NewChaCha8([32]byte{13})
 			_, _ = source.Read(ea.mr.Bytes())
 			var stop atomic.Bool
@@ -60,10 +62,10 @@ func TestCase_F13(t *testing.T) {
 			stop.Store(true)
 			load.Wait()
 			require.NotZero(t, done.Load())
-			eb.qp.QueryQP() // shows the race detector that the data are there
+			eb.qp.Query() // shows the race detector that the data are there
 			require.True(t, bytes.Equal(ea.mr.Bytes(), eb.mr.Bytes()))
-			c := a.Counters().Transport
-			require.Zero(t, a.Counters().DropReasons()["icrc_bad"], "%+v", c)
+			c := opener.Counters(a).Transport
+			require.Zero(t, opener.Counters(a).DropReasons()["icrc_bad"], "%+v", c)
 			t.Logf("TCP: %.2f Gbit/s without a program, %.2f with %s programs at both ends, %.2f beside RDMA WRITE of %.2f; %d datagrams lost or late",
 				alone, attached, a.Information().Mode, loaded, gigabits, lost)
 			support.Object(t, "Device", "TCP, UDP and ICMP on the same network device, "+mode.String(), "every byte right")

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
@@ -91,7 +92,7 @@ func idle(t *testing.T, mode verbs.XDPMode) {
 	stop := garbage(t, pair, as[2].qp.QPN(), 50*time.Millisecond)
 	rest("with 20 packets a second for nobody", limitPerPacket)
 	stop()
-	require.NotZero(t, sum(da.Counters().DropReasons()), "%v", da.Counters().DropReasons())
+	require.NotZero(t, sum(opener.Counters(da).DropReasons()), "%v", opener.Counters(da).DropReasons())
 
 	change(t, &pair.B, netlink.LinkSetDown)
 	rest("peer down", limit)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/xroce/xroce/internal/netlab"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -79,8 +80,8 @@ func jumbo(t *testing.T, mode verbs.XDPMode, buffers verbs.MultiBuffer, netdev i
 func exact(t *testing.T, a, b *verbs.Device, want verbs.MTU) {
 	const room, guard = 1 << 20, 64
 	ea, eb := newEnd(t, a, make([]byte, 3*room), verbs.QPCap{}), newEnd(t, b, make([]byte, 3*room), verbs.QPCap{})
-	connect(t, ea, eb, verbs.ConnectOptions{Timeout: 18})
-	require.Equal(t, want, ea.qp.QueryQP().PathMTU)
+	connect(t, ea, eb, verbs.ConnectOptions{Timeout: roce.AckTimeout(18)})
+	require.Equal(t, want, ea.qp.Query().PathMTU)
 	here, there := ea.mr.Bytes(), eb.mr.Bytes()
 	source := rand.NewChaCha8([32]byte{6})
 	_, _ = source.Read(here[:room])
@@ -99,7 +100,7 @@ func exact(t *testing.T, a, b *verbs.Device, want verbs.MTU) {
 			})
 			require.Equal(t, verbs.WCSuccess, wc.Status, ea.qp.Explain(wc))
 			// The race detector does not see that the kernel has carried the news: the lock of the peer's shard shows it.
-			eb.qp.QueryQP()
+			eb.qp.Query()
 			require.True(t, bytes.Equal(from[:length], to[at:at+length]), "%v of %d bytes", opcode, length)
 			require.Equal(t, make([]byte, guard), to[at-guard:at], "%v of %d bytes", opcode, length)
 			require.Equal(t, make([]byte, guard), to[at+length:at+length+guard], "%v of %d bytes", opcode, length)

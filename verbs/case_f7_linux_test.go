@@ -15,9 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/link/xdp"
 	"github.com/xroce/xroce/verbs"
@@ -62,10 +64,10 @@ type captured struct {
 
 func newCaptured(t *testing.T, e *netlab.End) *captured {
 	t.Helper()
-	l, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
+	l, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
 	require.NoError(t, err)
 	c := &captured{wire: newLossy(l)}
-	c.Device, err = verbs.NewDevice(c.wire, verbs.EngineOptions{})
+	c.Device, err = opener.Open[verbs.Device](c.wire, driver.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { closeDevice(t, c.Device) })
 	c.capture, err = c.StartCapture(&c.file, verbs.CaptureOptions{BufferSize: 64 << 20})
@@ -93,13 +95,13 @@ func TestCase_F7_Wireshark(t *testing.T) {
 					access := everyAccess
 					require.NoError(t, e.mr.Rereg(verbs.MRChange{Access: &access}))
 				}
-				timeout := uint8(12)
+				timeout := roce.AckTimeout(12)
 				if loss == 0 {
 					timeout = noTimeout // a busy machine must not look like loss
 				}
 				connect(t, a, b, verbs.ConnectOptions{
-					GIDIndex: gidIndex(t, ca.Device, v6), Timeout: timeout, RetryCnt: 7,
-					AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal,
+					GIDIndex: new(gidIndex(t, ca.Device, v6)), Timeout: timeout, RetryCnt: new(uint8(7)),
+					AccessFlags: new(verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal),
 				})
 				everything(t, a, b, 5)
 				stop := func(c *captured) pcapngtest.Capture {
@@ -113,11 +115,11 @@ func TestCase_F7_Wireshark(t *testing.T) {
 				ca.wire.oneIn.Store(0)
 				cb.wire.oneIn.Store(0)
 				require.Eventually(t, func() bool { // the last acknowledgements
-					ca, cb := ca.Counters(), cb.Counters()
+					ca, cb := opener.Counters(ca), opener.Counters(cb)
 					return ca.Link.Received == cb.Link.Transmitted && cb.Link.Received == ca.Link.Transmitted
 				}, patience, tick)
 				for _, c := range []*captured{ca, cb} {
-					compare(t, stop(c), c.Counters(), loss > 0)
+					compare(t, stop(c), opener.Counters(c), loss > 0)
 				}
 			})
 		}
@@ -148,7 +150,7 @@ func everything(t *testing.T, a, b *end, times int) {
 }
 
 // compare compares a capture with the counters of its device.
-func compare(t *testing.T, c pcapngtest.Capture, counters verbs.Counters, lossy bool) {
+func compare(t *testing.T, c pcapngtest.Capture, counters opener.EngineCounters, lossy bool) {
 	t.Helper()
 	var packet roce.Packet
 	sent, received, drops := make(map[string]uint64), make(map[string]uint64), make(map[string]uint64)

@@ -21,7 +21,9 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -52,7 +54,7 @@ func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	var d distribution
 	for i := range size(10, 200) {
 		moment := moments[i%len(moments)]
-		o := verbs.ConnectOptions{Timeout: uint8(size(12, 14)), RetryCnt: 7}
+		o := verbs.ConnectOptions{Timeout: roce.AckTimeout(uint8(size(12, 14))), RetryCnt: new(uint8(7))}
 		e := newKillableEnd(t, peer)
 		v := startVictim(t, &pair.A, moment.life)
 		failed := e.load(v, o)
@@ -69,7 +71,7 @@ func TestCase_F8_KillLeavesNothing(t *testing.T) {
 		e.close(t)
 		requireTCP(t, pair)
 		begin := time.Now()
-		again, err := verbs.OpenDevice(pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path(), CheckOwners: true})
+		again, err := verbs.OpenDevice(t.Context(), pair.A.Name, opener.CheckOwners(verbs.Options{NetNS: pair.A.Namespace.Path()}))
 		require.NoError(t, err, "after kill %d", i)
 		d.opened = append(d.opened, time.Since(begin))
 		require.Less(t, time.Since(begin), 2*time.Second, "opening after kill %d", i)
@@ -91,7 +93,7 @@ func TestCase_B9_Killed(t *testing.T) {
 	e := newKillableEnd(t, d)
 	defer e.close(t)
 	v := startVictim(t, &pair.A, 0)
-	o := verbs.ConnectOptions{Timeout: 14, RetryCnt: 7}
+	o := verbs.ConnectOptions{Timeout: roce.AckTimeout(14), RetryCnt: new(uint8(7))}
 	failed := e.load(v, o)
 	v.await(t, stageLoaded)
 	time.Sleep(20 * time.Millisecond)
@@ -205,7 +207,7 @@ func newKillableEnd(t *testing.T, d *verbs.Device) *killableEnd {
 	require.NoError(t, err)
 	e.mr, err = e.pd.RegMR(make([]byte, 1<<20), allAccess)
 	require.NoError(t, err)
-	e.cq, err = d.CreateCQ(16)
+	e.cq, err = d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	require.NoError(t, err)
 	e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.cq, RecvCQ: e.cq})
 	require.NoError(t, err)
@@ -249,8 +251,8 @@ func (e *killableEnd) load(v *process, o verbs.ConnectOptions) <-chan failure {
 func (f *failure) requireInTime(t *testing.T, e *killableEnd, o verbs.ConnectOptions, killed time.Time) {
 	t.Helper()
 	require.Equal(t, verbs.WCRetryExcErr, f.wc.Status, e.qp.Explain(f.wc))
-	require.Equal(t, o.RetryCnt, f.wc.Retries)
-	wait := 4096 * time.Nanosecond << o.Timeout * time.Duration(1+o.RetryCnt)
+	require.Equal(t, *o.RetryCnt, f.wc.Retries)
+	wait := o.Timeout * time.Duration(1+*o.RetryCnt)
 	require.GreaterOrEqual(t, f.at.Sub(f.posted), wait)
 	if f.posted.After(killed) {
 		killed = f.posted

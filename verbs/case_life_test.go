@@ -13,7 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -76,7 +79,7 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 		for i, e := range ends {
 			remote, err := ends[1-i].qp.Endpoint(verbs.ConnectOptions{})
 			require.NoError(t, err)
-			require.NoError(t, e.qp.Connect(ctx, remote, verbs.ConnectOptions{Timeout: 6 + uint8(round%4)}))
+			require.NoError(t, e.qp.Connect(ctx, remote, verbs.ConnectOptions{Timeout: roce.AckTimeout(6 + uint8(round%4))}))
 		}
 		for i, e := range ends {
 			for range 32 {
@@ -118,10 +121,10 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 	// Nobody is left who would send anything.
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, patience, tick)
 	time.Sleep(20 * time.Millisecond)
-	ca, cb := da.Counters(), db.Counters()
+	ca, cb := opener.Counters(da), opener.Counters(db)
 	time.Sleep(50 * time.Millisecond)
-	require.Equal(t, ca.Transport.SentPackets, da.Counters().Transport.SentPackets)
-	require.Equal(t, cb.Transport.SentPackets, db.Counters().Transport.SentPackets)
+	require.Equal(t, ca.Transport.SentPackets, opener.Counters(da).Transport.SentPackets)
+	require.Equal(t, cb.Transport.SentPackets, opener.Counters(db).Transport.SentPackets)
 	unknown := ca.DropReasons()["qpn_unknown"] + cb.DropReasons()["qpn_unknown"]
 	require.NotZero(t, unknown, "%v %v", ca.DropReasons(), cb.DropReasons())
 	t.Logf("%d late packets of %d; %v; %v", unknown, ca.Transport.SentPackets+cb.Transport.SentPackets, ca.DropReasons(), cb.DropReasons())
@@ -134,9 +137,9 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 func TestCase_D2(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	d, err := opener.Open[verbs.Device](l, driver.Options{})
 	require.NoError(t, err)
-	dead, err := d.CreateCQ(1)
+	dead, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
 	require.NoError(t, err)
 	require.NoError(t, dead.Destroy())
 	for name, c := range map[string]struct {
@@ -164,7 +167,7 @@ func TestCase_D2(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pd, err := d.AllocPD()
 			require.NoError(t, err)
-			cq, err := d.CreateCQ(1)
+			cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
 			require.NoError(t, err)
 			attr := verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq}
 			if c.spoil != nil {
@@ -183,14 +186,14 @@ func TestCase_D2(t *testing.T) {
 		})
 	}
 	for _, cqe := range []int{-1, 0, verbs.MaxCQE + 1} {
-		_, err := d.CreateCQ(cqe)
+		_, err := d.CreateCQ(verbs.CQInitAttr{CQE: cqe})
 		require.ErrorIs(t, err, verbs.ErrLimit)
 	}
 
 	// Every limit can be reached; and when the QP numbers are used up, the last one that goes makes room for another.
 	pd, err := d.AllocPD()
 	require.NoError(t, err)
-	cq, err := d.CreateCQ(verbs.MaxCQE)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: verbs.MaxCQE})
 	require.NoError(t, err)
 	require.Equal(t, verbs.MaxCQE, cq.CQE())
 	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: verbs.MaxQPWR, MaxRecvWR: verbs.MaxQPWR}})
@@ -218,7 +221,7 @@ func TestCase_D2(t *testing.T) {
 	}
 	require.NoError(t, cq.Destroy())
 	require.NoError(t, pd.Dealloc())
-	require.NoError(t, d.Close())
+	requireClose(t, d)
 }
 
 // TestCase_D9: two programs with room for one request each send to each other and wait, in whatever way: neither depends on what
@@ -246,12 +249,12 @@ func TestCase_D9(t *testing.T) {
 			da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 			one := verbs.QPCap{MaxSendWR: 1, MaxRecvWR: 1}
 			ends := [2]*end{newEnd(t, da, make([]byte, 64), one), newEnd(t, db, make([]byte, 64), one)}
-			connect(t, ends[0], ends[1], verbs.ConnectOptions{MinRNRTimer: 4, Timeout: 18})
+			connect(t, ends[0], ends[1], verbs.ConnectOptions{MinRNRTimer: roce.RNRTimer(4), Timeout: roce.AckTimeout(18)})
 			var both sync.WaitGroup
 			for i, e := range ends {
 				both.Go(func() {
 					if err := e.exchange(c.rounds, c.pause[i]); err != nil {
-						t.Errorf("end %d: %v: %+v", i, err, e.device.Counters())
+						t.Errorf("end %d: %v: %+v", i, err, opener.Counters(e.device))
 					}
 				})
 			}

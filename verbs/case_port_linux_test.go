@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -69,14 +70,14 @@ const soonEnough = time.Second
 // TestCase_A11: the MTU of a network device changes under queue pairs at work.
 func TestCase_A11(t *testing.T) {
 	p := newPorts(t, netlab.PairOptions{MTU: 3000})
-	large, largePeer := p.ends(t, verbs.ConnectOptions{Timeout: 12, RetryCnt: 3})
+	large, largePeer := p.ends(t, verbs.ConnectOptions{Timeout: roce.AckTimeout(12), RetryCnt: new(uint8(3))})
 	small, smallPeer := p.ends(t, verbs.ConnectOptions{PathMTU: verbs.MTU1024})
 	long := func(a, b *end) verbs.SendWR {
 		wr := write(a, b, 0)
 		wr.SGList, wr.RemoteAddr = []verbs.SGE{a.mr.SGE(0, 60_000)}, b.mr.Addr()
 		return wr
 	}
-	require.Equal(t, verbs.MTU2048, large.qp.QueryQP().PathMTU)
+	require.Equal(t, verbs.MTU2048, large.qp.Query().PathMTU)
 	for range 8 {
 		require.NoError(t, large.qp.PostSend(long(large, largePeer)))
 	}
@@ -107,7 +108,7 @@ func TestCase_A11(t *testing.T) {
 			require.Eventually(t, func() bool { return small.qp.State() == verbs.StateError }, 5*time.Second, time.Millisecond)
 		}
 		a, b := p.ends(t, verbs.ConnectOptions{})
-		require.Equal(t, step.active, a.qp.QueryQP().PathMTU)
+		require.Equal(t, step.active, a.qp.Query().PathMTU)
 		require.Equal(t, verbs.WCSuccess, a.do(t, long(a, b)).Status)
 	}
 }
@@ -137,7 +138,7 @@ func TestEthernetAddressChanges(t *testing.T) {
 				return os.WriteFile("/proc/sys/net/ipv6/conf/"+e.Name+"/ndisc_notify", []byte("1"), 0o600)
 			})
 		}
-		o := verbs.ConnectOptions{Timeout: 16, GIDIndex: gidIndex(t, p.devices[0], v6)}
+		o := verbs.ConnectOptions{Timeout: roce.AckTimeout(16), GIDIndex: new(gidIndex(t, p.devices[0], v6))}
 		a, b := p.ends(t, o)
 		for i, e := range []*netlab.End{&p.pair.A, &p.pair.B, &p.pair.A} {
 			mac := net.HardwareAddr{2, 0, 0, 0, 7, byte(i)}
@@ -183,7 +184,7 @@ func TestGatewayChanges(t *testing.T) {
 	change(t, &p.pair.B, func(device netlink.Link) error {
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, 9, 0, 0), Mask: net.CIDRMask(24, 32)}})
 	})
-	a, b := p.ends(t, verbs.ConnectOptions{Timeout: 16, RetryCnt: 7, GIDIndex: gidIndex(t, p.devices[0], false)})
+	a, b := p.ends(t, verbs.ConnectOptions{Timeout: roce.AckTimeout(16), RetryCnt: new(uint8(7)), GIDIndex: new(gidIndex(t, p.devices[0], false))})
 	require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 	route(true, "10.9.0.50")
 	require.Eventually(t, func() bool {

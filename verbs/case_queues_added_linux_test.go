@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -36,7 +38,7 @@ func queuesAdded(t *testing.T, mode verbs.XDPMode) {
 	}
 	channels(4, 2)
 	channels(2, 2)
-	b, err := verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path(), Mode: mode, CheckOwners: true})
+	b, err := verbs.OpenDevice(t.Context(), pair.B.Name, opener.CheckOwners(verbs.Options{NetNS: pair.B.Namespace.Path(), Mode: mode}))
 	require.NoError(t, err)
 	require.Zero(t, b.Information().QueuesAdded)
 	channels(4, 2)
@@ -56,14 +58,14 @@ func queuesAdded(t *testing.T, mode verbs.XDPMode) {
 		require.Contains(t, explained, pair.B.Name+" got 2 receive queues (ethtool -L) after it was opened, and packets that come in there are lost")
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "network device got receive queues that are not served"), log)
-	require.NoError(t, b.Close())
+	requireClose(t, b)
 
-	b, err = verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path(), Mode: mode, CheckOwners: true})
+	b, err = verbs.OpenDevice(t.Context(), pair.B.Name, opener.CheckOwners(verbs.Options{NetNS: pair.B.Namespace.Path(), Mode: mode}))
 	require.NoError(t, err)
 	require.Zero(t, b.Information().QueuesAdded)
 	require.Empty(t, exchangeOverAll(t, a, b))
 	require.NotContains(t, look(t, b).Steering, "queues_added")
-	require.NoError(t, b.Close())
+	requireClose(t, b)
 }
 
 // exchangeOverAll writes from b to a over queue pairs that are at home at each of four queues, and returns what b says of those that ended.
@@ -71,7 +73,7 @@ func exchangeOverAll(t *testing.T, a, b *verbs.Device) (lost []string) {
 	t.Run("exchange", func(t *testing.T) {
 		for label := range uint32(4) {
 			ea, eb := newEnd(t, a, make([]byte, 64), verbs.QPCap{}), newEnd(t, b, make([]byte, 64), verbs.QPCap{})
-			connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: label + 1, Timeout: 13, RetryCnt: 3})
+			connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: label + 1, Timeout: roce.AckTimeout(13), RetryCnt: new(uint8(3))})
 			if wc := eb.do(t, write(eb, ea, 0)); wc.Status != verbs.WCSuccess {
 				require.Equal(t, verbs.WCRetryExcErr, wc.Status)
 				lost = append(lost, eb.qp.Explain(wc))

@@ -15,7 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -42,7 +44,7 @@ func TestUnboundQueue(t *testing.T) {
 	} {
 		// a sends from the queue of the flow label modulo 4, and there it arrives.
 		ea, eb := newEnd(t, a, make([]byte, 64), verbs.QPCap{}), newEnd(t, b, make([]byte, 64), verbs.QPCap{})
-		connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: label, Timeout: 10, RetryCnt: 3})
+		connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: label, Timeout: roce.AckTimeout(10), RetryCnt: new(uint8(3))})
 		before := look(t, b).Steering["pass_no_socket"]
 		wc := ea.do(t, write(ea, eb, 0))
 		require.Equal(t, want, wc.Status, "flow label %d", label)
@@ -62,7 +64,7 @@ func TestUnboundQueue(t *testing.T) {
 func TestGenericMeets(t *testing.T) {
 	a, b := vethDevices(t, netlab.PairOptions{Queues: 2}, verbs.Options{Mode: verbs.XDPGeneric})
 	ea, eb := newEnd(t, a, make([]byte, 1<<20), verbs.QPCap{}), newEnd(t, b, make([]byte, 1<<20), verbs.QPCap{})
-	connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: 1, Timeout: 18})
+	connect(t, ea, eb, verbs.ConnectOptions{FlowLabel: 1, Timeout: roce.AckTimeout(18)})
 	homes := func() [2]int { return [2]int{look(t, a).QPs[0].Shard, look(t, b).QPs[0].Shard} }
 	require.Equal(t, [2]int{1, 1}, homes())
 	exchange := func() uint64 {
@@ -71,7 +73,7 @@ func TestGenericMeets(t *testing.T) {
 			wr.SGList[0].Length = 1 << 20
 			require.Equal(t, verbs.WCSuccess, ends[0].do(t, wr).Status)
 		}
-		return a.Counters().Transport.HandedOver + b.Counters().Transport.HandedOver
+		return opener.Counters(a).Transport.HandedOver + opener.Counters(b).Transport.HandedOver
 	}
 	for start := time.Now(); homes() != [2]int{0, 0}; exchange() {
 		require.Less(t, time.Since(start), 20*time.Second, "%v", homes())
@@ -140,7 +142,7 @@ func TestCase_Queues(t *testing.T) {
 
 	var rounds, data, retransmitted, moves, handed uint64
 	for _, w := range works {
-		w.b.qp.QueryQP() // the race detector does not see that the kernel has carried the news: the lock of the shard shows it
+		w.b.qp.Query() // the race detector does not see that the kernel has carried the news: the lock of the shard shows it
 		require.Equal(t, w.rounds*w.step, binary.NativeEndian.Uint64(w.word), "the sum of all additions")
 		rounds += w.rounds
 		data += w.bytes
@@ -218,7 +220,7 @@ func newMixedLoad(t *testing.T, from, to *verbs.Device, number int) *mixedLoad {
 	w.a, w.b = open(from), open(to)
 	w.word = w.b.mr.Bytes()[3*mixedPart:][:8]
 	o := verbs.ConnectOptions{
-		Timeout: 16, AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic, FlowLabel: uint32(4 + number),
+		Timeout: roce.AckTimeout(16), AccessFlags: new(verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic), FlowLabel: uint32(4 + number),
 	}
 	other := o
 	if number%8 >= 6 {

@@ -29,19 +29,16 @@ type CompChannel struct {
 	closed bool
 }
 
-// CreateCompChannel makes a completion channel; CreateCQEx attaches queues to it.
+// CreateCompChannel makes a completion channel; CreateCQ attaches queues to it.
 func (d *Device) CreateCompChannel() (*CompChannel, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, ErrClosed
-	}
-	d.channels++
 	ch := &CompChannel{device: d, group: d.driver.NewGroup()}
 	ch.list.Init()
+	if err := d.make(kindChannel, ch, func() error { return nil }); err != nil {
+		return nil, err
+	}
 	return ch, nil
 }
 
@@ -108,13 +105,10 @@ func (ch *CompChannel) take() (*CQ, bool) {
 }
 
 // Ready is readable while events wait, for programs that select. Whoever receives from it calls Poll until there is none, and
-// must not be surprised if another goroutine was faster. It is never closed, and nil, which is never readable, for
-// a channel that was not made by CreateCompChannel. A blocked Get is woken sooner than a select. While a program does nothing but select on
-// it, the background of the engine makes the progress.
+// must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner than a select. While a program does
+// nothing but select on it, the background of the engine makes the progress.
 func (ch *CompChannel) Ready() <-chan struct{} {
-	if ch.check() != nil {
-		return nil
-	}
+	must(ch.check())
 	if !ch.selected.Load() {
 		ch.selected.Store(true)
 	}
@@ -124,9 +118,7 @@ func (ch *CompChannel) Ready() <-chan struct{} {
 
 // Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine, and gives the CPU away.
 func (ch *CompChannel) Poll() (*CQ, bool) {
-	if ch.check() != nil {
-		return nil, false
-	}
+	must(ch.check())
 	c, found := ch.take()
 	if !found && (*pending)(ch).Over() == nil {
 		ch.group.DrivePolled()
@@ -164,12 +156,14 @@ func (ch *CompChannel) Destroy() error {
 	if err := ch.check(); err != nil {
 		return err
 	}
+	return ch.destroy()
+}
+
+func (ch *CompChannel) destroy() error {
 	if err := ch.close(); err != nil {
 		return err
 	}
-	ch.device.mu.Lock()
-	ch.device.channels--
-	ch.device.mu.Unlock()
+	ch.device.belongings.remove(kindChannel, ch)
 	ch.group.Wake()
 	return nil
 }

@@ -25,7 +25,7 @@ func newChannel(t *testing.T, d *verbs.Device) *verbs.CompChannel {
 
 func newCQOn(t *testing.T, d *verbs.Device, ch *verbs.CompChannel, cqe int) *verbs.CQ {
 	t.Helper()
-	cq, err := d.CreateCQEx(verbs.CQInitAttr{CQE: cqe, Channel: ch})
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: cqe, Channel: ch})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cq.Destroy()) })
 	return cq
@@ -117,7 +117,7 @@ func TestChannelEnds(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	ch, err := b.device.CreateCompChannel()
 	require.NoError(t, err)
-	cq, err := b.device.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	cq, err := b.device.CreateCQ(verbs.CQInitAttr{CQE: 4, Channel: ch})
 	require.NoError(t, err)
 	target, err := b.pd.CreateQP(verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: cq})
 	require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestChannelEnds(t *testing.T) {
 	_, found := ch.Poll()
 	require.False(t, found)
 	require.ErrorIs(t, ch.Destroy(), verbs.ErrClosed)
-	_, err = b.device.CreateCQEx(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	_, err = b.device.CreateCQ(verbs.CQInitAttr{CQE: 4, Channel: ch})
 	require.ErrorIs(t, err, verbs.ErrClosed)
 	support.Object(t, "CompChannel", "Get while it is destroyed", verbs.ErrClosed)
 	support.Object(t, "CompChannel", "events of a CQ that was destroyed", "gone")
@@ -196,7 +196,7 @@ func TestSolicitedOnly(t *testing.T) {
 	noEvent(t, ch)
 
 	require.NoError(t, cq.ReqNotify(true))
-	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, target.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	event()
 	require.Equal(t, verbs.WCWRFlushErr, poll(t, cq).Status)
 	support.Object(t, "CompChannel", "ReqNotify for solicited ones only", "an event for a solicited receive or an error, for nothing else")

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -83,7 +84,7 @@ func unfinishedChecksum(t *testing.T, pair *netlab.Pair, d *verbs.Device, v6 boo
 		_, err := socket.WriteToUDPAddrPort(datagram, netip.AddrPortFrom(to, roce.UDPPort))
 		require.NoError(t, err)
 	}
-	before := d.Counters()
+	before := opener.Counters(d)
 	require.NoError(t, a.qp.PostRecv(verbs.RecvWR{WRID: 7, SGList: []verbs.SGE{a.mr.SGE(0, 64)}}))
 	damaged := packet(attr.RQPSN, "evil")
 	damaged[len(damaged)-1] ^= 1
@@ -93,7 +94,7 @@ func unfinishedChecksum(t *testing.T, pair *netlab.Pair, d *verbs.Device, v6 boo
 	require.Equal(t, verbs.WCSuccess, wc.Status)
 	require.Equal(t, uint64(7), wc.WRID)
 	require.Equal(t, "good", string(a.mr.Bytes()[:4]))
-	after := d.Counters()
+	after := opener.Counters(d)
 	require.Equal(t, uint64(1), after.Transport.Named()["udp_checksum_ignored"]-before.Transport.Named()["udp_checksum_ignored"])
 	require.Equal(t, uint64(1), after.DropReasons()["icrc_bad"]-before.DropReasons()["icrc_bad"])
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/transport"
 	"github.com/xroce/xroce/verbs"
@@ -20,7 +22,7 @@ func TestClosedDeviceIsCollected(t *testing.T) {
 		l, err := network.NewDevice(mem.DeviceOptions{})
 		require.NoError(t, err)
 		var regions []*verbs.MR
-		device, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: true, Clock: func() transport.Time {
+		device, err := opener.Open[verbs.Device](l, driver.Options{Manual: true, Clock: func() transport.Time {
 			return transport.Time(len(regions)) + 1 // so the device leads to its regions
 		}})
 		require.NoError(t, err)
@@ -36,7 +38,7 @@ func TestClosedDeviceIsCollected(t *testing.T) {
 		require.NoError(t, mr.Dereg())
 		require.NoError(t, fast.Dereg())
 		require.NoError(t, pd.Dealloc())
-		require.NoError(t, device.Close())
+		requireClose(t, device)
 	}()
 	require.Eventually(t, func() bool {
 		runtime.GC()

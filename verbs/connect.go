@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
 	"github.com/xroce/xroce/roce"
@@ -43,36 +44,86 @@ func (e Endpoint) check() error {
 	return nil
 }
 
-// ConnectOptions are the choices of a connection; fields that are 0 get a default. Programs that need other values, 0
-// among them, make the three transitions with ModifyQP.
+// ConnectOptions are the choices of a connection; the zero value works. Where 0 is a choice, too, the field is a pointer, and nil is the
+// default: new(uint8(0)).
 type ConnectOptions struct {
-	// Address is the address of this end, one that the device has, and GIDIndex names it by its place in the GID table instead, if it
-	// is not 0. Without either it fits the peer's: Endpoint goes by Peer, or without it takes the first address that is not
+	// Address is the address of this end, one that the device has, and GIDIndex names it by its place in the GID table
+	// instead. Without either it fits the peer's: Endpoint goes by Peer, or without it takes the first address that is not
 	// link-local, IPv4 before IPv6, and Connect takes the one that Endpoint has told.
 	Address  netip.Addr
-	GIDIndex int
+	GIDIndex *int
 	// Peer is the address of the peer where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the
 	// route there, and chooses the address of this end by it.
 	Peer        netip.Addr
-	AccessFlags AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
-	PathMTU     MTU         // the smaller of both ports' by default
-	MaxRDAtomic uint8       // READs that each end has in flight, 16 by default
-	RetryCnt    uint8       // resends without progress, 7 by default
-	RNRRetry    uint8       // 7, which is for ever, by default: a receive that is never posted holds the peer up for ever, too
-	Timeout     uint8       // ACK timeout code, 14 (67 ms) by default
-	MinRNRTimer uint8       // RNR timer code, 12 (0.64 ms) by default
+	AccessFlags *AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
+	PathMTU     MTU          // the smaller of both ports' by default
+	MaxRDAtomic *uint8       // READs and atomics that each end has in flight, 16 by default
+	RetryCnt    *uint8       // resends without progress, 0 to 7, 7 by default
+	RNRRetry    *uint8       // 0 to 7; 7, the default, is for ever: a receive that is never posted holds the peer up for ever, too
+	// Timeout is the ACK timeout, 67 ms by default, and NoTimeout is none. What is used is the next time of 4.096 us * 2^n that is no
+	// shorter, up to 2.4 hours. The codes of these times are in QPAttr, which is what libibverbs and the wire have.
+	Timeout time.Duration
+	// MinRNRTimer is how long the peer waits when it met no receive, 0.64 ms by default: the next time that is no shorter of the
+	// 32 that the wire can say, from 0.01 ms to 655.36 ms (IBTA, table 45).
+	MinRNRTimer time.Duration
 
-	TrafficClass uint8
-	FlowLabel    uint32
+	TrafficClass uint8  // DSCP in bits 7:2, ECN in bits 1:0
+	FlowLabel    uint32 // 0 derives one from the QPNs
 }
 
-func (o *ConnectOptions) fill() {
-	o.AccessFlags = cmp.Or(o.AccessFlags, AccessRemoteRead|AccessRemoteWrite)
-	o.MaxRDAtomic = cmp.Or(o.MaxRDAtomic, 16)
-	o.RetryCnt = cmp.Or(o.RetryCnt, 7)
-	o.RNRRetry = cmp.Or(o.RNRRetry, 7)
-	o.Timeout = cmp.Or(o.Timeout, 14)
-	o.MinRNRTimer = cmp.Or(o.MinRNRTimer, 12)
+// NoTimeout is the Timeout of a connection that waits for its peer for ever.
+const NoTimeout time.Duration = -1
+
+// or is what a pointer of ConnectOptions chooses.
+func or[T any](choice *T, standard T) T {
+	if choice != nil {
+		return *choice
+	}
+	return standard
+}
+
+// attributes are those of the queue pair that the options choose.
+func (o *ConnectOptions) attributes() (a QPAttr, err error) {
+	a = QPAttr{
+		PortNum: 1, AccessFlags: or(o.AccessFlags, AccessRemoteRead|AccessRemoteWrite), PathMTU: o.PathMTU,
+		MaxRDAtomic: or(o.MaxRDAtomic, 16), RetryCnt: or(o.RetryCnt, 7), RNRRetry: or(o.RNRRetry, 7),
+		AH: AHAttr{TrafficClass: o.TrafficClass, FlowLabel: o.FlowLabel},
+	}
+	a.MaxDestRDAtomic = a.MaxRDAtomic
+	if a.Timeout, err = ackTimeoutCode(cmp.Or(o.Timeout, roce.AckTimeout(14))); err != nil {
+		return a, err
+	}
+	a.MinRNRTimer, err = rnrTimerCode(cmp.Or(o.MinRNRTimer, roce.RNRTimer(12)))
+	return a, err
+}
+
+// ackTimeoutCode is the code of the shortest ACK timeout that is no shorter than d.
+func ackTimeoutCode(d time.Duration) (uint8, error) {
+	const longest = 31
+	if d < 0 {
+		return 0, nil
+	}
+	for code := uint8(1); code <= longest; code++ {
+		if roce.AckTimeout(code) >= d {
+			return code, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: Timeout %v, the longest is %v", ErrInvalid, d, roce.AckTimeout(longest))
+}
+
+// rnrTimerCode is the code of the shortest RNR timer that is no shorter than d.
+func rnrTimerCode(d time.Duration) (uint8, error) {
+	if d >= 0 {
+		for code := uint8(1); code < 32; code++ {
+			if roce.RNRTimer(code) >= d {
+				return code, nil
+			}
+		}
+	}
+	if longest := roce.RNRTimer(0); d < 0 || d > longest {
+		return 0, fmt.Errorf("%w: MinRNRTimer %v, want 0 to %v", ErrInvalid, d, longest)
+	}
+	return 0, nil
 }
 
 // Endpoint describes this end for Connect at the other one. It stays the same until the queue pair goes to RESET, which draws
@@ -81,17 +132,20 @@ func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if err := q.check(); err != nil {
 		return Endpoint{}, err
 	}
-	o.fill()
+	attr, err := o.attributes()
+	if err != nil {
+		return Endpoint{}, err
+	}
 	_, gid, err := q.pd.device.chooseGID(&o, o.Peer)
 	if err != nil {
 		return Endpoint{}, err
 	}
 	q.told.Store(&gid)
-	return q.endpoint(gid, o)
+	return q.endpoint(gid, o, attr.MaxDestRDAtomic)
 }
 
 // endpoint describes this end with a GID.
-func (q *QP) endpoint(gid GID, o ConnectOptions) (Endpoint, error) {
+func (q *QP) endpoint(gid GID, o ConnectOptions, rdAtomic uint8) (Endpoint, error) {
 	port, err := q.pd.device.QueryPort()
 	if err != nil {
 		return Endpoint{}, err
@@ -102,7 +156,7 @@ func (q *QP) endpoint(gid GID, o ConnectOptions) (Endpoint, error) {
 	} else if o.Peer.IsValid() {
 		mtu = q.pd.device.driver.WayMTU(mtu, gid, roce.GIDFromAddr(o.Peer.WithZone("")))
 	}
-	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: o.MaxRDAtomic}, nil
+	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: rdAtomic}, nil
 }
 
 // chooseGID returns the entry of the GID table that a connection uses. Without a choice in the options it goes by the peer's address: it
@@ -116,9 +170,9 @@ func (d *Device) chooseGID(o *ConnectOptions, peer netip.Addr) (int, GID, error)
 	if o.Address.IsValid() {
 		return d.findGID(table, roce.GIDFromAddr(o.Address.WithZone("")))
 	}
-	if o.GIDIndex != 0 {
-		gid, err := d.QueryGID(o.GIDIndex)
-		return o.GIDIndex, gid, err
+	if o.GIDIndex != nil {
+		gid, err := d.QueryGID(*o.GIDIndex)
+		return *o.GIDIndex, gid, err
 	}
 	best, found := 0, -1
 	rate := func(gid GID) int {
@@ -169,7 +223,7 @@ func present(table []GID) []GID { return slices.DeleteFunc(slices.Clone(table), 
 // remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The path MTU is the smaller
 // one of both Endpoints unless the options name one; ErrPathMTU says that the route to the peer does not carry it, and then both ends
 // need a smaller PathMTU, or the Peer in the options of Endpoint. The search for the peer's Ethernet address gives up after 3 seconds, or
-// when ctx ends; if Connect fails, ModifyQP to StateReset, exchange Endpoints anew and try again.
+// when ctx ends; if Connect fails, Modify to StateReset, exchange Endpoints anew and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
 	if err := q.check(); err != nil {
 		return err
@@ -177,56 +231,40 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	if ctx == nil {
 		return errNoContext
 	}
-	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
-	defer cancel()
-	o.fill()
 	if err := remote.check(); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	if told := q.told.Load(); told != nil && o.GIDIndex == 0 && !o.Address.IsValid() {
+	attr, err := o.attributes()
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	if told := q.told.Load(); told != nil && o.GIDIndex == nil && !o.Address.IsValid() {
 		o.Address = told.Addr()
 	}
 	index, gid, err := q.pd.device.chooseGID(&o, remote.Address)
 	if err != nil {
 		return err
 	}
-	local, err := q.endpoint(gid, o)
+	local, err := q.endpoint(gid, o, attr.MaxDestRDAtomic)
 	if err != nil {
 		return err
 	}
-	mtu := o.PathMTU
-	if mtu == 0 {
-		mtu = min(local.MTU, remote.MTU)
+	if attr.PathMTU == 0 {
+		attr.PathMTU = min(local.MTU, remote.MTU)
 	}
-	steps := []struct {
-		attr QPAttr
-		mask QPAttrMask
+	attr.DestQPN, attr.RQPSN, attr.SQPSN = remote.QPN, remote.PSN, local.PSN
+	attr.AH.DGID, attr.AH.SGIDIndex = roce.GIDFromAddr(remote.Address), index
+	attr.MaxRDAtomic = min(attr.MaxRDAtomic, remote.RDAtomic)
+	for _, step := range []struct {
+		state QPState
+		mask  QPAttrMask
 	}{
-		{
-			QPAttr{State: StateInit, PortNum: 1, AccessFlags: o.AccessFlags},
-			QPStateMask | QPPKeyIndex | QPPort | QPAccessFlags,
-		},
-		{
-			QPAttr{
-				State: StateRTR, PathMTU: mtu, DestQPN: remote.QPN, RQPSN: remote.PSN,
-				MaxDestRDAtomic: o.MaxRDAtomic, MinRNRTimer: o.MinRNRTimer,
-				AH: AHAttr{
-					DGID: roce.GIDFromAddr(remote.Address), SGIDIndex: index,
-					TrafficClass: o.TrafficClass, FlowLabel: o.FlowLabel,
-				},
-			},
-			QPStateMask | QPAV | QPPathMTU | QPDestQPN | QPRQPSN | QPMaxDestRDAtomic | QPMinRNRTimer,
-		},
-		{
-			QPAttr{
-				State: StateRTS, SQPSN: local.PSN, Timeout: o.Timeout, RetryCnt: o.RetryCnt, RNRRetry: o.RNRRetry,
-				MaxRDAtomic: min(o.MaxRDAtomic, remote.RDAtomic),
-			},
-			QPStateMask | QPSQPSN | QPTimeout | QPRetryCnt | QPRNRRetry | QPMaxQPRDAtomic,
-		},
-	}
-	for _, step := range steps {
-		if err := q.ModifyQPContext(ctx, step.attr, step.mask); err != nil {
+		{StateInit, QPPKeyIndex | QPPort | QPAccessFlags},
+		{StateRTR, QPAV | QPPathMTU | QPDestQPN | QPRQPSN | QPMaxDestRDAtomic | QPMinRNRTimer},
+		{StateRTS, QPSQPSN | QPTimeout | QPRetryCnt | QPRNRRetry | QPMaxQPRDAtomic},
+	} {
+		attr.State = step.state
+		if err := q.Modify(ctx, attr, QPStateMask|step.mask); err != nil {
 			return fmt.Errorf("connect to QP %v at %v: %w", remote.QPN, remote.Address, err)
 		}
 	}

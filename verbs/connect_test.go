@@ -37,7 +37,7 @@ type hello struct {
 // whatever Exchange finds it, and Connect has changed nothing.
 func TestWrongEndpoints(t *testing.T) {
 	a, b := pair(t, mem.Options{})
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	right, err := b.qp.Endpoint(verbs.ConnectOptions{})
 	require.NoError(t, err)
 	const format = `{"address":%q,"qpn":%d,"psn":%d,"mtu":%d,"rd_atomic":16}`
@@ -86,7 +86,7 @@ func TestWrongEndpoints(t *testing.T) {
 	got, err := verbs.Exchange(says(`{"Memory":{"rkey":7}}`), hello{private: right})
 	require.NoError(t, err)
 	require.EqualValues(t, 7, got.Memory.RKey)
-	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, b.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	connect(t, a, b, verbs.ConnectOptions{})
 }
 

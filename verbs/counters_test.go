@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -49,7 +50,7 @@ func TestCase_G5_CountersAgree(t *testing.T) {
 	require.EqualValues(t, 1, answers["RC_RDMA_READ_RESPONSE_FIRST"])
 	require.EqualValues(t, 2, answers["RC_RDMA_READ_RESPONSE_MIDDLE"])
 	require.EqualValues(t, 2, answers["RC_RDMA_READ_RESPONSE_ONLY"]+answers["RC_ATOMIC_ACKNOWLEDGE"])
-	for _, pair := range [][2]*verbs.Counters{{ca(), cb()}, {cb(), ca()}} {
+	for _, pair := range [][2]*opener.EngineCounters{{ca(), cb()}, {cb(), ca()}} {
 		require.Equal(t, pair[0].Transport.SentPackets, pair[1].Transport.ReceivedPackets)
 		require.Equal(t, pair[0].Transport.SentBytes, pair[1].Transport.ReceivedBytes)
 		require.Equal(t, pair[0].Link.Transmitted, pair[1].Link.Received)
@@ -70,8 +71,8 @@ func TestCase_G5_CountersAgree(t *testing.T) {
 }
 
 // counters returns the counters of an end's device, each time as they are then.
-func counters(e *end) func() *verbs.Counters {
-	return func() *verbs.Counters { c := e.device.Counters(); return &c }
+func counters(e *end) func() *opener.EngineCounters {
+	return func() *opener.EngineCounters { c := opener.Counters(e.device); return &c }
 }
 
 func sum(m map[string]uint64) (n uint64) {
@@ -92,7 +93,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	require.Equal(t, verbs.WCSuccess, a.do(t, wr).Status)
 
-	attr := a.qp.QueryQP()
+	attr := a.qp.Query()
 	s, err := a.device.Snapshot()
 	require.NoError(t, err)
 	require.Equal(t, verbs.SnapshotFormat, s.Format)
@@ -181,5 +182,5 @@ func TestSnapshotUnderLoad(t *testing.T) {
 	stop.Store(true)
 	readers.Wait()
 	require.NotZero(t, snapshots.Load())
-	require.EqualValues(t, 100*25, a.device.Counters().Transport.SentPackets-a.device.Counters().Transport.Retransmitted)
+	require.EqualValues(t, 100*25, opener.Counters(a.device).Transport.SentPackets-opener.Counters(a.device).Transport.Retransmitted)
 }

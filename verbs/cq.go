@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"context"
 	"fmt"
+	"iter"
 
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/queue"
@@ -9,6 +11,7 @@ import (
 
 // CQ is a completion queue. All methods may be called concurrently.
 type CQ struct {
+	device  *Device
 	driver  *driver.CQ
 	channel *CompChannel
 	taker   taker
@@ -24,17 +27,14 @@ type CQInitAttr struct {
 	Channel *CompChannel // where its events go (CQ.ReqNotify); nil for a queue that is polled or waited for
 }
 
-// CreateCQ makes a completion queue that holds cqe completions. One that finds no room is lost and ends the queue with all its
-// queue pairs (see ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests
-// as soon as old ones are done, polled or not.
-func (d *Device) CreateCQ(cqe int) (*CQ, error) { return d.CreateCQEx(CQInitAttr{CQE: cqe}) }
-
-// CreateCQEx is CreateCQ with a completion channel.
-func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
+// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its queue pairs (see
+// ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests as soon as old ones
+// are done, polled or not.
+func (d *Device) CreateCQ(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	c := &CQ{channel: a.Channel}
+	c := &CQ{device: d, channel: a.Channel}
 	config := driver.CQConfig{Capacity: a.CQE}
 	if a.Channel != nil {
 		if err := a.Channel.enter(d); err != nil {
@@ -42,7 +42,8 @@ func (d *Device) CreateCQEx(a CQInitAttr) (*CQ, error) {
 		}
 		config.Notifier, config.Group = (*notifier)(c), a.Channel.group
 	}
-	if err := c.create(d, config); err != nil {
+	err := d.make(kindCQ, c, func() error { return c.create(d, config) })
+	if err != nil {
 		if a.Channel != nil {
 			a.Channel.leave(c)
 		}
@@ -72,20 +73,58 @@ func (c *CQ) check() error {
 	return nil
 }
 
-// CQE is how many completions the queue holds; 0 if it was not made by CreateCQ.
+// CQE is how many completions the queue holds.
 func (c *CQ) CQE() int {
-	if c.check() != nil {
-		return 0
-	}
+	must(c.check())
 	return c.driver.Capacity()
 }
 
 // Channel is the queue's completion channel, or nil.
 func (c *CQ) Channel() *CompChannel {
-	if c.check() != nil {
-		return nil
-	}
+	must(c.check())
 	return c.channel
+}
+
+// All returns the completions of the queue as they come, one at a time, for as long as the loop goes on:
+//
+//	for wc, err := range cq.All(ctx) {
+//		if err != nil {
+//			return err // of ctx, or ErrClosed or ErrOverrun
+//		}
+//		...
+//	}
+//
+// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of Poll. Completions
+// that the loop has not taken stay in the queue.
+func (c *CQ) All(ctx context.Context) iter.Seq2[WC, error] {
+	return func(yield func(WC, error) bool) {
+		var wc [1]WC
+		for {
+			n, err := c.next(ctx, wc[:])
+			if err != nil {
+				yield(WC{}, err)
+				return
+			}
+			if n > 0 && !yield(wc[0], nil) {
+				return
+			}
+		}
+	}
+}
+
+// next polls, and waits if there is nothing.
+func (c *CQ) next(ctx context.Context, wcs []WC) (int, error) {
+	if ctx == nil {
+		return 0, errNoContext
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.Poll(wcs)
+	if n == 0 && err == nil {
+		err = c.Wait(ctx)
+	}
+	return n, err
 }
 
 // Destroy destroys the queue. It fails with ErrInUse while queue pairs use it.
@@ -93,9 +132,14 @@ func (c *CQ) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
+	return c.destroy()
+}
+
+func (c *CQ) destroy() error {
 	if err := c.driver.Close(); err != nil {
 		return err
 	}
+	c.device.belongings.remove(kindCQ, c)
 	if c.channel != nil {
 		c.channel.leave(c)
 	}

@@ -36,7 +36,7 @@ func TestTooFewDescriptors(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	open := func() error {
-		d, err := verbs.OpenDevice(pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
+		d, err := verbs.OpenDevice(t.Context(), pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
 		if err != nil {
 			return err
 		}

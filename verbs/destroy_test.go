@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -40,7 +44,7 @@ func TestDestroyInAnyOrder(t *testing.T) {
 			destroyInAnyOrder(t, uint64(round), refused, func() (*verbs.Device, error) {
 				l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
 				require.NoError(t, err)
-				return verbs.NewDevice(l, verbs.EngineOptions{})
+				return opener.Open[verbs.Device](l, driver.Options{})
 			})
 		}
 		for _, what := range []string{"device", "PD", "CQ"} {
@@ -58,7 +62,7 @@ func TestDestroyInAnyOrder(t *testing.T) {
 			destroyInAnyOrder(t, uint64(round), refused, func() (*verbs.Device, error) {
 				e := ends[0]
 				ends = ends[1:]
-				return verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
+				return verbs.OpenDevice(t.Context(), e.Name, opener.CheckOwners(verbs.Options{NetNS: e.Namespace.Path()}))
 			})
 			if round == 1 { // what the process opens once is open
 				before = descriptors(t)
@@ -88,11 +92,11 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 		d, err := open()
 		require.NoError(t, err)
 		devices[i] = d
-		add("device", d.Close)
+		add("device", closeEmpty(d))
 		pd, err := d.AllocPD()
 		require.NoError(t, err)
 		add("PD", pd.Dealloc)
-		cq, err := d.CreateCQ(4096)
+		cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 4096})
 		require.NoError(t, err)
 		add("CQ", cq.Destroy)
 		for k := range queuePairs {
@@ -108,7 +112,7 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 	}
 	var windows [queuePairs]*verbs.MW
 	for k := range queuePairs {
-		connect(t, ends[0][k], ends[1][k], verbs.ConnectOptions{Timeout: 8, RetryCnt: 1})
+		connect(t, ends[0][k], ends[1][k], verbs.ConnectOptions{Timeout: roce.AckTimeout(8), RetryCnt: new(uint8(1))})
 		var err error
 		windows[k], err = ends[0][k].pd.AllocMW(verbs.MWType1)
 		require.NoError(t, err)
@@ -171,8 +175,8 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 		})
 		traffic.Go(func() {
 			for ; ends[i][0].qp.PostRecv() == nil; runtime.Gosched() {
-				devices[i].Counters()
-				ends[i][0].qp.QueryQP()
+				opener.Counters(devices[i])
+				ends[i][0].qp.Query()
 				_, _ = devices[i].QueryPort()
 			}
 		})
@@ -220,5 +224,139 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 	traffic.Wait()
 	for i, n := range succeeded {
 		require.Equal(t, 1, n, "%s", things[i].what)
+	}
+}
+
+// TestCloseDestroysAll: Close of a device ends all that belongs to it, with traffic under way and goroutines blocked, and afterwards every
+// call says so. Nothing of it is left, the buffers included.
+func TestCloseDestroysAll(t *testing.T) {
+	for round := range size(10, 100) {
+		network := mem.NewNetwork(mem.Options{Seed: uint64(round)})
+		var devices [2]*verbs.Device
+		var ends [2]*end
+		for i := range devices {
+			l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
+			require.NoError(t, err)
+			d, err := opener.Open[verbs.Device](l, driver.Options{})
+			require.NoError(t, err)
+			devices[i] = d
+			e := &end{device: d}
+			e.pd, err = d.AllocPD()
+			require.NoError(t, err)
+			e.mr, err = e.pd.RegMR(make([]byte, 64<<10), everyAccess)
+			require.NoError(t, err)
+			e.sends, err = d.CreateCQ(verbs.CQInitAttr{CQE: 256})
+			require.NoError(t, err)
+			e.recvs = e.sends
+			e.qp, err = e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.sends, RecvCQ: e.recvs})
+			require.NoError(t, err)
+			ends[i] = e
+		}
+		a, b := ends[0], ends[1]
+		connect(t, a, b, verbs.ConnectOptions{Timeout: noTimeout})
+		buffer, err := verbs.AllocBuffer(8192)
+		require.NoError(t, err)
+		inBuffer, err := a.pd.RegMR(buffer, everyAccess)
+		require.NoError(t, err)
+		fast, err := a.pd.AllocMR(4096)
+		require.NoError(t, err)
+		require.NoError(t, fast.Map(make([]byte, 4096), 0))
+		require.Equal(t, verbs.WCSuccess, a.do(t, fast.RegWR(everyAccess)).Status)
+		window, err := a.pd.AllocMW(verbs.MWType2)
+		require.NoError(t, err)
+		require.NoError(t, a.qp.BindMW(window, verbs.MWBind{Flags: verbs.SendSignaled, MR: a.mr, Addr: a.mr.Addr(), Length: 8}))
+		require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
+		srq, err := a.pd.CreateSRQ(verbs.SRQInitAttr{})
+		require.NoError(t, err)
+		channel, err := devices[0].CreateCompChannel()
+		require.NoError(t, err)
+		armed, err := devices[0].CreateCQ(verbs.CQInitAttr{CQE: 16, Channel: channel})
+		require.NoError(t, err)
+		other, err := a.pd.CreateQP(verbs.QPInitAttr{SendCQ: armed, RecvCQ: armed, SRQ: srq})
+		require.NoError(t, err)
+
+		var blocked, traffic sync.WaitGroup
+		closed := func(wait func() error) { blocked.Go(func() { requireClosed(t, wait()) }) }
+		closed(func() error { return armed.Wait(t.Context()) })
+		closed(func() error { _, err := channel.Get(t.Context()); return err })
+		closed(func() error {
+			for {
+				if _, err := devices[0].GetAsyncEvent(t.Context()); err != nil {
+					return err
+				}
+			}
+		})
+		for _, pair := range [][2]*end{{a, b}, {b, a}} {
+			wr := verbs.SendWR{
+				Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{pair[0].mr.SGE(0, 32<<10)},
+				RemoteAddr: pair[1].mr.Addr(), RKey: pair[1].mr.RKey(),
+			}
+			traffic.Go(func() {
+				for {
+					if err := pair[0].qp.PostSend(wr); errors.Is(err, verbs.ErrQueueFull) {
+						runtime.Gosched()
+					} else if err != nil {
+						requireClosed(t, err)
+						return
+					}
+				}
+			})
+		}
+		var made atomic.Bool // objects that are made meanwhile are destroyed or refused
+		traffic.Go(func() {
+			for {
+				made.Store(true)
+				if _, err := a.pd.RegMR(make([]byte, 64), 0); err != nil {
+					requireClosed(t, err)
+					return
+				}
+			}
+		})
+		for !made.Load() {
+			runtime.Gosched()
+		}
+		require.ErrorContains(t, opener.InUse(devices[0]), "2 QPs, 1 SRQs, 1 memory windows")
+		require.NoError(t, devices[0].Close())
+		require.NoError(t, devices[1].Close())
+		blocked.Wait()
+		traffic.Wait()
+		for _, call := range []func() error{
+			devices[0].Close, a.qp.Destroy, other.Destroy, srq.Destroy, window.Dealloc, a.mr.Dereg, fast.Dereg, inBuffer.Dereg,
+			armed.Destroy, a.sends.Destroy, channel.Destroy, a.pd.Dealloc,
+			func() error { return a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}) },
+			func() error { return srq.PostRecv(verbs.RecvWR{}) },
+			func() error { _, err := a.mr.LoadUint64(0); return err },
+			func() error {
+				_, _ = a.sends.Poll(make([]verbs.WC, 256))
+				_, err := a.sends.Poll(make([]verbs.WC, 1))
+				return err
+			},
+			func() error { _, err := a.pd.RegMR(make([]byte, 8), 0); return err },
+			func() error { _, err := devices[0].AllocPD(); return err },
+			func() error { _, err := devices[0].CreateCQ(verbs.CQInitAttr{CQE: 1}); return err },
+		} {
+			requireClosed(t, call())
+		}
+		require.NoError(t, opener.InUse(devices[0]))
+		require.NoError(t, verbs.FreeBuffer(buffer))
+	}
+	support.Object(t, "Device", "Close while it has objects, with traffic", "all of them are destroyed")
+}
+
+// closeEmpty closes a device once nothing is left on it: Close would destroy all the others.
+func closeEmpty(d *verbs.Device) func() error {
+	return func() error {
+		if err := opener.InUse(d); err != nil {
+			return err
+		}
+		return d.Close()
+	}
+}
+
+// requireClosed is for goroutines, too.
+func requireClosed(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("want ErrClosed: %v", err)
 	}
 }

@@ -7,34 +7,32 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/enum"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
-	"github.com/xroce/xroce/roce/transport"
 )
 
 // Device is an open RDMA device. All methods may be called concurrently.
 type Device struct {
-	driver           *driver.Device
-	client           *driver.Client  // the one that the program is
-	control          *control.Server // or nil
-	regions, windows count
-	captures         sync.WaitGroup
-
-	mu       sync.Mutex
-	domains  int
-	channels int
-	closed   bool
+	driver     *driver.Device
+	client     *driver.Client  // the one that the program is
+	control    *control.Server // or nil
+	captures   sync.WaitGroup
+	belongings belongings
 }
 
-// EngineOptions tune the engine of a device; the zero value works.
-type EngineOptions = driver.Options
+// init gives the tools and tests of this module their way to the engine.
+func init() {
+	opener.Set(opener.Hooks{
+		Open:        func(l link.Device, o driver.Options) (any, error) { return newDevice(l, o) },
+		Driver:      func(device any) *driver.Device { return device.(*Device).driver },
+		InUse:       func(device any) error { return device.(*Device).belongings.inUse() },
+		CheckOwners: func(options any) { options.(*Options).checkOwners = true },
+	})
+}
 
-// NewDevice opens a device on any link. The device owns the link from then on. With the links of
-// package link/mem programs can test their verbs code in one process, without root and without a network.
-func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
-	if l == nil {
-		return nil, fmt.Errorf("device: %w: link is nil", ErrInvalid)
-	}
+// newDevice opens a device on any link, which it owns from then on.
+func newDevice(l link.Device, o driver.Options) (*Device, error) {
 	d, err := driver.Open(l, o)
 	if err != nil {
 		return nil, err
@@ -46,21 +44,29 @@ func NewDevice(l link.Device, o EngineOptions) (*Device, error) {
 	return &Device{driver: d, client: client}, nil
 }
 
+// must is for methods without an error to return: they panic on nil and on a zero value, like those of os.File.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
 // check tells a device that was opened from nil and from a zero value.
 func (d *Device) check() error {
 	if d == nil || d.driver == nil {
-		return fmt.Errorf("device: %w: nil, or not made by OpenDevice or NewDevice", ErrInvalid)
+		return fmt.Errorf("device: %w: nil, or not made by OpenDevice", ErrInvalid)
 	}
 	return nil
 }
 
-// Close closes the device. It fails with ErrInUse while objects exist. Captures are completed first, as fast as their
-// writers take it.
+// Close closes the device and destroys all that belongs to it: queue pairs first, then SRQs, windows, regions, completion queues,
+// channels and protection domains. Whoever is blocked in one of them gets ErrClosed, and so does every later call. When it returns, no
+// byte of a registered buffer is read or written any more. Captures are completed, as fast as their writers take it.
 func (d *Device) Close() error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	if err := d.closeDriver(); err != nil {
+	if err := d.end(); err != nil {
 		return err
 	}
 	var err error
@@ -71,40 +77,46 @@ func (d *Device) Close() error {
 	return err
 }
 
-func (d *Device) closeDriver() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.domains > 0 {
-		return fmt.Errorf("device %s: %w: %d protection domains", d.Name(), ErrInUse, d.domains)
+// end closes the driver and what is on it.
+func (d *Device) end() error {
+	d.belongings.life.Lock()
+	defer d.belongings.life.Unlock()
+	if d.belongings.closed {
+		return d.closedError()
 	}
-	if d.channels > 0 {
-		return fmt.Errorf("device %s: %w: %d completion channels", d.Name(), ErrInUse, d.channels)
+	if err := d.belongings.destroy(); err != nil {
+		return err
 	}
 	if err := d.driver.Close(); err != nil {
 		return err
 	}
-	d.closed = true
+	d.belongings.closed = true
 	return nil
 }
 
 // Name is the name of the network device.
 func (d *Device) Name() string { return d.Information().Name }
 
-// Information tells what carries the device's frames, and in which mode.
-func (d *Device) Information() link.Information {
-	if d.check() != nil {
-		return link.Information{}
-	}
-	return d.driver.Link().Information()
+// Information says what was asked of the network device and what it gave.
+type Information struct {
+	Name   string // of the network device, "veth0"
+	Driver string // of the network device, "veth"; empty if unknown
+	Mode   string // how frames are carried, for people: "native+frags", "generic", "memory"
+	// ZeroCopy says that frames are not copied between the driver and the engine.
+	ZeroCopy bool
+	// MultiBuffer says that a frame may take more than one buffer, which path MTU 4096 needs.
+	MultiBuffer bool
+	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
+	// "zero copy: ...".
+	NotTaken []string
+	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are not received.
+	QueuesAdded int
 }
 
-// Driver is the engine behind the device, for tools and simulations; nil if the device was not opened. It is no part of the
-// verbs, and changes as the engine needs it.
-func (d *Device) Driver() *driver.Device {
-	if d.check() != nil {
-		return nil
-	}
-	return d.driver
+// Information tells what carries the device's frames, and in which mode.
+func (d *Device) Information() Information {
+	must(d.check())
+	return Information(d.driver.Link().Information())
 }
 
 // PortState is the state of a port; the values are those of enum ibv_port_state.
@@ -201,21 +213,3 @@ func (d *Device) QueryGIDTable() ([]GID, error) {
 	}
 	return d.driver.GIDs()
 }
-
-// Counters are the counts of a device since it was opened.
-type Counters struct {
-	Transport transport.Counters
-	Link      link.Counters
-}
-
-// Counters returns the device's counts.
-func (d *Device) Counters() Counters {
-	if d.check() != nil {
-		return Counters{}
-	}
-	t, l := d.driver.Counters()
-	return Counters{Transport: t, Link: l}
-}
-
-// DropReasons returns how many packets were dropped for which reason, without the reasons that never occurred.
-func (c Counters) DropReasons() map[string]uint64 { return c.Transport.Dropped() }

@@ -2,7 +2,7 @@
 //
 // OpenDevice attaches to a network device. A protection domain (AllocPD) holds memory regions (RegMR) and queue pairs
 // (CreateQP); completions arrive in completion queues (CreateCQ), which are polled (Poll) or waited for (Wait). A queue pair is
-// connected with Connect, or by the three transitions of ModifyQP, once both ends know each other's Endpoint. The names and
+// connected with Connect, or by the three transitions of QP.Modify, once both ends know each other's Endpoint. The names and
 // numbers are those of libibverbs without the prefix ibv_ or IBV_, so that what is written about it holds here too. Types that
 // the engine shares, such as SendWR and WC, are aliases: "go doc roce/queue SendWR" shows their fields.
 //
@@ -15,13 +15,13 @@
 //
 // # Concurrency
 //
-// All methods of all objects may be called concurrently. None but Wait, Get, GetAsyncEvent, OpenDevice, Exchange, and ModifyQP and Connect for the
+// All methods of all objects may be called concurrently. None but Wait, Get, GetAsyncEvent, OpenDevice, Devices, Exchange, and Modify and Connect for the
 // search of the peer (at most 3 seconds) blocks. Whoever posts or polls drives the engine meanwhile; while nobody does, a goroutine in the
 // background does.
 //
 // # Events
 //
-// A completion channel (CreateCompChannel, CreateCQEx) tells which of many completion queues have got something, to programs that
+// A completion channel (CreateCompChannel, CQInitAttr.Channel) tells which of many completion queues have got something, to programs that
 // block in Get or select on Ready; CQ.ReqNotify asks for it. What no completion tells, such as a completion queue without room
 // or a shared receive queue (CreateSRQ) that runs low, is an AsyncEvent of the device.
 //

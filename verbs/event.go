@@ -7,28 +7,6 @@ import (
 	"time"
 
 	"github.com/xroce/xroce/roce/driver"
-	"github.com/xroce/xroce/roce/transport"
-)
-
-// EventType is what an asynchronous event tells.
-type EventType = transport.EventType
-
-// Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port
-// is now, QueryPort and QueryGIDTable tell. EventPortActive comes for another MTU of the network device, too. EventDeviceFatal and EventSRQErr are not raised.
-const (
-	EventCQErr            = transport.EventCQErr
-	EventQPFatal          = transport.EventQPFatal
-	EventQPReqErr         = transport.EventQPReqErr
-	EventQPAccessErr      = transport.EventQPAccessErr
-	EventCommEst          = transport.EventCommEst
-	EventSQDrained        = transport.EventSQDrained
-	EventDeviceFatal      = transport.EventDeviceFatal
-	EventPortActive       = transport.EventPortActive
-	EventPortErr          = transport.EventPortErr
-	EventSRQErr           = transport.EventSRQErr
-	EventSRQLimitReached  = transport.EventSRQLimitReached
-	EventQPLastWQEReached = transport.EventQPLastWQEReached
-	EventGIDChange        = transport.EventGIDChange
 )
 
 // ErrOverrun says that a completion queue had no room for a completion. That completion is lost, the queue takes no
@@ -67,7 +45,7 @@ func (e AsyncEvent) String() string {
 func (e AsyncEvent) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
 func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
-	e := AsyncEvent{Type: d.Type, Fault: d.Fault}
+	e := AsyncEvent{Type: EventType(d.Type), Fault: AccessFault(d.Fault)}
 	switch {
 	case d.QP != nil:
 		e.QP, _ = d.QP.Owner().(*QP)
@@ -82,17 +60,13 @@ func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
 // AsyncReady is readable while events wait, for programs that select. Whoever receives from it calls PollAsyncEvent until
 // there is none, and must not be surprised if another goroutine was faster. It is never closed.
 func (d *Device) AsyncReady() <-chan struct{} {
-	if d.check() != nil {
-		return nil
-	}
+	must(d.check())
 	return d.client.AsyncReady()
 }
 
 // PollAsyncEvent takes the oldest event, if there is one, without blocking.
 func (d *Device) PollAsyncEvent() (AsyncEvent, bool) {
-	if d.check() != nil {
-		return AsyncEvent{}, false
-	}
+	must(d.check())
 	e, found := d.client.PollAsyncEvent()
 	return newAsyncEvent(e), found
 }
@@ -119,8 +93,6 @@ func (d *Device) GetAsyncEvent(ctx context.Context) (AsyncEvent, error) {
 // Clock is the reading of the device's clock, the time since it was opened: what WC.Timestamp is a reading of, in
 // nanoseconds.
 func (d *Device) Clock() time.Duration {
-	if d.check() != nil {
-		return 0
-	}
+	must(d.check())
 	return d.driver.Clock()
 }

@@ -6,6 +6,8 @@ import (
 	"log"
 	"net"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -20,11 +22,11 @@ type party struct {
 }
 
 func newParty(network *mem.Network) *party {
-	// On a real network this is verbs.OpenDevice("eth1", verbs.Options{}).
+	// On a real network this is verbs.OpenDevice(t.Context(), "eth1", verbs.Options{}).
 	link := must(network.NewDevice(mem.DeviceOptions{}))
-	device := must(verbs.NewDevice(link, verbs.EngineOptions{}))
+	device := must(opener.Open[verbs.Device](link, driver.Options{}))
 	pd := must(device.AllocPD())
-	p := &party{device: device, pd: pd, cq: must(device.CreateCQ(16))}
+	p := &party{device: device, pd: pd, cq: must(device.CreateCQ(verbs.CQInitAttr{CQE: 16}))}
 	p.mr = must(pd.RegMR(make([]byte, 4096), verbs.AccessLocalWrite|verbs.AccessRemoteWrite))
 	p.qp = must(pd.CreateQP(verbs.QPInitAttr{SendCQ: p.cq, RecvCQ: p.cq}))
 	return p

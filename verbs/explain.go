@@ -8,28 +8,24 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-// Explain says in one line what became of a work request of the queue pair: status, peer, packet, what the peer said last,
-// resends used, and for failures the likely cause. It explains QP.Failure, too.
-func (q *QP) Explain(wc WC) string {
-	if err := q.check(); err != nil {
-		return err.Error()
-	}
+// explain is the text of Explain, and what is known of the cause as an error.
+func (q *QP) explain(wc WC) (text string, cause error) {
 	if wc == (WC{}) {
-		return fmt.Sprintf("nothing has failed on QP %v", q.QPN())
+		return fmt.Sprintf("nothing has failed on QP %v", q.QPN()), nil
 	}
 	if wc.QPN != q.QPN() {
-		return fmt.Sprintf("the completion is one of QP %v, not of QP %v", wc.QPN, q.QPN())
+		return fmt.Sprintf("the completion is one of QP %v, not of QP %v", wc.QPN, q.QPN()), nil
 	}
-	a, av, failure := q.driver.Query()
+	a, av, failed := q.driver.Query()
+	failure := completionOf(failed)
 	peer := ""
 	if !av.DGID.IsZero() {
 		peer = fmt.Sprintf(" to QP %v at %v", a.DestinationQPN, av.DGID)
 	}
-	text := ""
 	switch {
 	case wc.Flags&WCPeerRequest != 0:
 		return fmt.Sprintf("%v of the peer at QP %v%s: PSN %#x was refused with %v: %s",
-			wc.Opcode, wc.QPN, peer, uint32(wc.PSN), wc.Syndrome, causeOfPeer(wc))
+			wc.Opcode, wc.QPN, peer, uint32(wc.PSN), wc.Syndrome, causeOfPeer(wc)), nil
 	case wc.Status == WCFatalErr:
 		text = fmt.Sprintf("%v of QP %v%s", wc.Status, wc.QPN, peer)
 	default:
@@ -46,53 +42,58 @@ func (q *QP) Explain(wc WC) string {
 		text += fmt.Sprintf(": PSN %#x, %s, %d resends of %d%s, %d RNR resends of %s",
 			uint32(wc.PSN), answer, wc.Retries, a.RetryCount, patienceText(wc, a.Timeout, a.RetryCount), wc.RNRRetries, rnrLimit(a.RNRRetry))
 	}
-	cause := likelyCause(wc)
-	if wc.Status == WCLocQPOpErr && a.PathMTU.Valid() {
-		if err := q.pd.device.CheckPathMTU(a.PathMTU); errors.Is(err, ErrPathMTU) {
-			cause = err.Error()
+	likely := likelyCause(wc)
+	switch wc.Status {
+	case WCWRFlushErr:
+		likely, cause = q.causeOfFlush(failure, QPState(a.State))
+	case WCRetryExcErr:
+		likely, cause = q.causeOfLoss(a.PathMTU, AHAttr(av), likely)
+	case WCLocQPOpErr:
+		if err := q.pd.device.CheckPathMTU(a.PathMTU); a.PathMTU.Valid() && errors.Is(err, ErrPathMTU) {
+			likely, cause = err.Error(), err
 		}
 	}
-	if wc.Status == WCWRFlushErr {
-		cause = q.causeOfFlush(failure, a.State)
+	if likely != "" {
+		text += ": " + likely
 	}
-	if wc.Status == WCRetryExcErr {
-		cause = q.lossCause(a.PathMTU, av, cause)
-		if port, err := q.pd.device.QueryPort(); err == nil && port.State != PortActive {
-			cause = "the port of " + q.pd.device.Name() + " is down"
-		} else if i := q.pd.device.Information(); i.QueuesAdded > 0 {
-			cause = fmt.Sprintf("%s got %d receive queues (ethtool -L) after it was opened, and packets that come in there are lost: "+
-				"open it anew, or take them away; or else %s", i.Name, i.QueuesAdded, cause)
-		}
-	}
-	if cause != "" {
-		text += ": " + cause
-	}
-	return text
+	return text, cause
 }
 
 // causeOfFlush says why a queue pair was in the error state, by what it knows now.
-func (q *QP) causeOfFlush(failure WC, now QPState) string {
+func (q *QP) causeOfFlush(failure WC, now QPState) (text string, cause error) {
 	switch {
 	case failure.Status != WCSuccess:
-		return "the QP was in the error state, after: " + q.Explain(failure)
+		cause = q.Err(failure)
+		return "the QP was in the error state, after: " + cause.Error(), cause
 	case now == StateError:
-		return "the program brought the QP into the error state"
+		return "the program brought the QP into the error state", nil
 	}
-	return fmt.Sprintf("the QP was in the error state, and has been reset since (it is in %v now)", now)
+	return fmt.Sprintf("the QP was in the error state, and has been reset since (it is in %v now)", now), nil
 }
 
-// lossCause adds to the usual cause of packets that were not answered what speaks for an MTU on the way that is too small.
-func (q *QP) lossCause(m MTU, av AHAttr, usual string) string {
-	if source, err := q.pd.device.QueryGID(av.SGIDIndex); err == nil {
-		if err := q.pd.device.driver.CheckWay(m, source, av.DGID); err != nil {
-			return err.Error()
-		}
-	}
+// causeOfLoss says what this end knows of packets that were not answered: the port is down, packets come in where nobody receives, or an
+// MTU on the way is too small. Otherwise it is the usual cause.
+func (q *QP) causeOfLoss(m MTU, av AHAttr, usual string) (text string, cause error) {
+	d := q.pd.device
+	text = usual
 	if answered, unanswered := q.driver.Sizes(); answered >= 0 && answered < unanswered && unanswered >= MTU256.Bytes() {
-		return fmt.Sprintf("packets with up to %d bytes of payload passed, those with %d did not: a link on the way, or the peer's end, "+
+		text = fmt.Sprintf("packets with up to %d bytes of payload passed, those with %d did not: a link on the way, or the peer's end, "+
 			"may have an MTU below %d, which path MTU %v needs; or else %s", answered, unanswered, m.Bytes()+roce.MTUOverhead, m, usual)
 	}
-	return usual
+	if source, err := d.QueryGID(av.SGIDIndex); err == nil {
+		if err := d.driver.CheckWay(m, source, av.DGID); err != nil {
+			text, cause = err.Error(), err
+		}
+	}
+	if port, err := d.QueryPort(); err == nil && port.State != PortActive {
+		text = "the port of " + d.Name() + " is down"
+		return text, fmt.Errorf("%w: %s", ErrDown, text)
+	}
+	if i := d.Information(); i.QueuesAdded > 0 {
+		text = fmt.Sprintf("%s got %d receive queues (ethtool -L) after it was opened, and packets that come in there are lost: "+
+			"open it anew, or take them away; or else %s", i.Name, i.QueuesAdded, text)
+	}
+	return text, cause
 }
 
 // patienceText says how long a peer that did not answer was waited for.
@@ -135,11 +136,9 @@ func rnrLimit(retries uint8) string {
 // Failure is the completion that brought the queue pair into StateError; its Status is WCSuccess if nothing did, or if
 // the program did so itself.
 func (q *QP) Failure() WC {
-	if q.check() != nil {
-		return WC{}
-	}
+	must(q.check())
 	_, _, wc := q.driver.Query()
-	return wc
+	return completionOf(wc)
 }
 
 // likelyCause is what usually lies behind a status, in the experience of users of RDMA, unless this end knows better.

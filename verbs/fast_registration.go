@@ -20,23 +20,21 @@ func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	if maxLength < 1 {
 		return nil, fmt.Errorf("MR: %w: at most %d bytes", ErrInvalid, maxLength)
 	}
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
-	if err := p.device.takeRegion(maxLength); err != nil {
-		p.leave()
-		return nil, err
-	}
-	allocation, err := p.device.driver.Memory().Allocate(&p.domain, memory.KindFast, uint64(maxLength))
+	r := &registration{pd: p}
+	err := p.make(kindMR, r, func() (err error) {
+		if err := checkRegionLength(maxLength); err != nil {
+			return err
+		}
+		if r.allocation, err = p.device.driver.Memory().Allocate(&p.domain, memory.KindFast, uint64(maxLength)); err == nil {
+			r.view.Store(&mrView{key: r.allocation.Key()})
+			r.dropped = newDropped(p.device, r.allocation.Key(), uint64(maxLength))
+		}
+		return err
+	})
 	if err != nil {
-		p.device.regions.give()
-		p.leave()
 		return nil, err
 	}
-	m := &MR{pd: p, allocation: allocation}
-	m.view.Store(&mrView{key: allocation.Key()})
-	m.warnWhenDropped(allocation.Key(), uint64(maxLength))
-	return m, nil
+	return newMR(r), nil
 }
 
 // change replaces the view of a region for fast registration.
@@ -84,7 +82,7 @@ func (m *MR) UpdateKey(low uint8) error {
 
 // RegWR makes the work request that opens the region with these rights.
 func (m *MR) RegWR(access AccessFlags) SendWR {
-	return SendWR{Opcode: WRRegMR, RKey: m.RKey(), Access: uint32(access)}
+	return SendWR{Opcode: WRRegMR, RKey: m.RKey(), Access: access}
 }
 
 // InvalidateWR makes the work request that closes the region.

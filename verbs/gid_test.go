@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -18,9 +20,9 @@ func gidDevices(t *testing.T, a, b []netip.Addr) (devices [2]*verbs.Device, link
 	for i, addresses := range [][]netip.Addr{a, b} {
 		l, err := n.NewDevice(mem.DeviceOptions{Addresses: addresses})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { requireClose(t, d) })
 		devices[i], links[i] = d, l
 	}
 	return devices, links
@@ -29,7 +31,7 @@ func gidDevices(t *testing.T, a, b []netip.Addr) (devices [2]*verbs.Device, link
 // gidOf is the GID that a queue pair sends from.
 func gidOf(t *testing.T, e *end) verbs.GID {
 	t.Helper()
-	gid, err := e.device.QueryGID(e.qp.QueryQP().AH.SGIDIndex)
+	gid, err := e.device.QueryGID(e.qp.Query().AH.SGIDIndex)
 	require.NoError(t, err)
 	return gid
 }
@@ -47,7 +49,7 @@ func TestGIDOfALiveQP(t *testing.T) {
 	devices, links := gidDevices(t, addresses("10.0.0.1"), addresses("10.0.0.2"))
 	a, b := newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 64), verbs.QPCap{})
 	connect(t, a, b, verbs.ConnectOptions{})
-	own := a.qp.QueryQP().AH
+	own := a.qp.Query().AH
 	require.Zero(t, own.SGIDIndex)
 
 	links[0].SetAddresses(addresses("10.0.0.7")...)
@@ -57,16 +59,16 @@ func TestGIDOfALiveQP(t *testing.T) {
 	require.True(t, table[0].IsZero())
 	require.Equal(t, "10.0.0.7", table[1].String())
 
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{AH: own}, verbs.QPAV), verbs.ErrNoGID)
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.ErrorIs(t, a.qp.Modify(t.Context(), verbs.QPAttr{AH: own}, verbs.QPAV), verbs.ErrNoGID)
 	links[0].SetAddresses(addresses("10.0.0.7", "10.0.0.1")...)
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{AH: own}, verbs.QPAV))
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{AH: own}, verbs.QPAV))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
 	require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 
 	// When nobody uses it any more, the next address gets it.
 	links[0].SetAddresses(addresses("10.0.0.7")...)
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	links[0].SetAddresses(addresses("10.0.0.7", "10.0.0.9")...)
 	table, err = devices[0].QueryGIDTable()
 	require.NoError(t, err)
@@ -106,7 +108,7 @@ func TestDefaultGID(t *testing.T) {
 	eb, err := b.qp.Endpoint(verbs.ConnectOptions{Peer: netip.MustParseAddr("fd00::1")})
 	require.NoError(t, err)
 	require.NoError(t, a.qp.Connect(context.Background(), eb, verbs.ConnectOptions{}))
-	require.Equal(t, 2, a.qp.QueryQP().AH.SGIDIndex)
+	require.Equal(t, 2, a.qp.Query().AH.SGIDIndex)
 
 	a = newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{})
 	links[0].SetAddresses(addresses(local)...)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/verbs"
@@ -36,7 +37,7 @@ func (e *end) sibling(t *testing.T) *end {
 func reconnect(a, b *end) error {
 	var remote [2]verbs.Endpoint
 	for i, e := range []*end{a, b} {
-		if err := e.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask); err != nil {
+		if err := e.qp.Modify(context.Background(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask); err != nil {
 			return err
 		}
 		var err error
@@ -44,7 +45,7 @@ func reconnect(a, b *end) error {
 			return err
 		}
 	}
-	o := verbs.ConnectOptions{Timeout: 18}
+	o := verbs.ConnectOptions{Timeout: roce.AckTimeout(18)}
 	if err := a.qp.Connect(context.Background(), remote[1], o); err != nil {
 		return err
 	}
@@ -184,7 +185,7 @@ func TestReregUnderTraffic(t *testing.T) {
 			}
 			change := verbs.MRChange{Access: &access}
 			if content(now) != content(now-2) {
-				change.Buffer, change.Iova, other = other, &iova, b.mr.Bytes()
+				change.Buffer, change.IOVA, other = other, &iova, b.mr.Bytes()
 			}
 			if err := b.mr.Rereg(change); err != nil {
 				t.Errorf("rereg: %v", err)

@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -45,7 +47,7 @@ func newEnd(t *testing.T, d *verbs.Device, buffer []byte, capacity verbs.QPCap) 
 
 func newCQ(t *testing.T, d *verbs.Device, cqe int) *verbs.CQ {
 	t.Helper()
-	cq, err := d.CreateCQ(cqe)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: cqe})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cq.Destroy()) })
 	return cq
@@ -71,9 +73,9 @@ func memDevices(t *testing.T, o mem.Options, d mem.DeviceOptions) (a, b *verbs.D
 	open := func() *verbs.Device {
 		l, err := n.NewDevice(d)
 		require.NoError(t, err)
-		device, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		device, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, device.Close()) })
+		t.Cleanup(func() { requireClose(t, device) })
 		return device
 	}
 	return open(), open()
@@ -93,18 +95,25 @@ func vethDevices(t *testing.T, p netlab.PairOptions, o verbs.Options) (a, b *ver
 // owner at a time, and the kernel must have accepted every descriptor.
 func openDevice(t *testing.T, e *netlab.End, o verbs.Options) *verbs.Device {
 	t.Helper()
-	o.NetNS, o.CheckOwners = e.Namespace.Path(), true
-	d, err := verbs.OpenDevice(e.Name, o)
+	o.NetNS = e.Namespace.Path()
+	d, err := verbs.OpenDevice(t.Context(), e.Name, opener.CheckOwners(o))
 	require.NoError(t, err)
 	t.Cleanup(func() { closeDevice(t, d) })
 	return d
 }
 
+// requireClose closes a device on which nothing is left: Close would destroy what a test forgot.
+func requireClose(t testing.TB, d *verbs.Device) {
+	t.Helper()
+	require.NoError(t, opener.InUse(d))
+	require.NoError(t, d.Close())
+}
+
 // closeDevice closes a device on a socket, and checks that nothing was wrong with the use of that.
 func closeDevice(t *testing.T, d *verbs.Device) {
 	t.Helper()
-	require.NoError(t, d.Close())
-	require.Zero(t, d.Counters().Link.InvalidDescriptors)
+	requireClose(t, d)
+	require.Zero(t, opener.Counters(d).Link.InvalidDescriptors)
 }
 
 // poll waits for the next completion by polling.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -32,7 +33,10 @@ func writeAll(t *testing.T, a, b *end, bytes int) verbs.WCStatus {
 // background away for longer than its peer's short ACK timeouts. One of a few tries is enough: a machine that has other
 // things to do may well not run the background for so long.
 func TestLeaseOfOccasionalPoller(t *testing.T) {
-	for _, o := range []verbs.ConnectOptions{{Timeout: 8, RetryCnt: 7}, {Timeout: 9, RetryCnt: 3}, {Timeout: 10, RetryCnt: 1}} {
+	for _, o := range []verbs.ConnectOptions{
+		{Timeout: roce.AckTimeout(8), RetryCnt: new(uint8(7))}, {Timeout: roce.AckTimeout(9), RetryCnt: new(uint8(3))},
+		{Timeout: roce.AckTimeout(10), RetryCnt: new(uint8(1))},
+	} {
 		status := verbs.WCStatus(255)
 		for try := 0; try < 10 && status != verbs.WCSuccess; try++ {
 			a, b := connected(t, o)
@@ -43,7 +47,7 @@ func TestLeaseOfOccasionalPoller(t *testing.T) {
 			}
 			status = writeAll(t, a, b, 8)
 		}
-		require.Equal(t, verbs.WCSuccess, status, "timeout code %d, retry count %d", o.Timeout, o.RetryCnt)
+		require.Equal(t, verbs.WCSuccess, status, "timeout %v, retry count %d", o.Timeout, *o.RetryCnt)
 	}
 }
 

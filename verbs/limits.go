@@ -3,7 +3,6 @@ package verbs
 import (
 	"encoding/binary"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
@@ -55,7 +54,7 @@ func (a AtomicCap) MarshalText() ([]byte, error) { return []byte(a.String()), ni
 func (a *AtomicCap) UnmarshalText(text []byte) error { return enum.Parse(a, text) }
 
 // DeviceAttr describes a device. Every limit can be reached, and one more is refused with an error that wraps ErrLimit
-// (or ErrAttribute, for attributes of ModifyQP) and names both numbers. Objects are counted while they exist.
+// (or ErrAttribute, for attributes of QP.Modify) and names both numbers. Objects are counted while they exist.
 type DeviceAttr struct {
 	NodeGUID      uint64 // EUI-64 of the network device's address, in host byte order
 	PhysPortCnt   int
@@ -87,11 +86,9 @@ type DeviceAttr struct {
 	LocalCAAckDelay uint8
 }
 
-// QueryDevice describes the device; all of it is zero if it was not opened.
+// QueryDevice describes the device.
 func (d *Device) QueryDevice() DeviceAttr {
-	if d.check() != nil {
-		return DeviceAttr{}
-	}
+	must(d.check())
 	return DeviceAttr{
 		NodeGUID: nodeGUID(d.driver.Link().HardwareAddr()), PhysPortCnt: 1,
 		MaxQP: MaxQP, MaxQPWR: MaxQPWR, MaxSGE: MaxSGE, MaxSGERD: MaxSGE, MaxInlineData: MaxInlineData,
@@ -107,24 +104,10 @@ func nodeGUID(m roce.MAC) uint64 {
 	return binary.BigEndian.Uint64([]byte{m[0] ^ 2, m[1], m[2], 0xFF, 0xFE, m[3], m[4], m[5]})
 }
 
-// count is how many objects of a kind exist.
-type count struct{ n atomic.Int64 }
-
-// take counts another object, unless there are limit already.
-func (c *count) take(kind string, limit int64) error {
-	if n := c.n.Add(1); n > limit {
-		c.n.Add(-1)
-		return fmt.Errorf("%w: %s number %d, the device has %d", ErrLimit, kind, n, limit)
+// checkRegionLength says whether a region can have so many bytes.
+func checkRegionLength(bytes int) error {
+	if uint64(bytes) > MaxMRSize {
+		return fmt.Errorf("%w: memory region of %d bytes, the limit is %d", ErrLimit, bytes, MaxMRSize)
 	}
 	return nil
-}
-
-func (c *count) give() { c.n.Add(-1) }
-
-// takeRegion counts a region of length bytes; regions.give takes it back.
-func (d *Device) takeRegion(length int) error {
-	if uint64(length) > MaxMRSize {
-		return fmt.Errorf("%w: memory region of %d bytes, the limit is %d", ErrLimit, length, MaxMRSize)
-	}
-	return d.regions.take("memory region", MaxMR)
 }

@@ -10,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -20,9 +22,9 @@ import (
 func TestCase_D7_QueryDevice(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{MAC: roce.MAC{0x02, 0x11, 0x22, 0x33, 0x44, 0x55}})
 	require.NoError(t, err)
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+	d, err := opener.Open[verbs.Device](l, driver.Options{})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, d.Close()) }()
+	defer func() { requireClose(t, d) }()
 	require.Equal(t, verbs.DeviceAttr{
 		NodeGUID: 0x001122fffe334455, PhysPortCnt: 1,
 		MaxQP: 16384, MaxQPWR: 65536, MaxSGE: 32, MaxSGERD: 32, MaxInlineData: 1024,
@@ -82,7 +84,7 @@ func TestCase_D14_Objects(t *testing.T) {
 	defer func() { require.NoError(t, pd.Dealloc()) }()
 	t.Run("CQ", func(t *testing.T) {
 		reach(t, attr.MaxCQ, func() (func() error, error) {
-			cq, err := d.CreateCQ(1)
+			cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
 			return cq.Destroy, err
 		})
 	})
@@ -131,7 +133,7 @@ func TestCase_D14_Sizes(t *testing.T) {
 	cq := newCQ(t, a.device, attr.MaxCQE)
 	require.Equal(t, attr.MaxCQE, cq.CQE())
 	more, limit := over(attr.MaxCQE)
-	_, err := a.device.CreateCQ(int(more))
+	_, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: int(more)})
 	refused(err, verbs.ErrLimit, more, limit)
 
 	full := verbs.QPCap{MaxSendWR: attr.MaxQPWR, MaxRecvWR: attr.MaxQPWR, MaxSendSGE: attr.MaxSGE, MaxRecvSGE: attr.MaxSGE}
@@ -184,7 +186,7 @@ func TestCase_D14_Sizes(t *testing.T) {
 	for _, c := range []struct{ initiator, responder, want int }{
 		{attr.MaxQPInitRDAtom, attr.MaxQPRDAtom, 0}, {attr.MaxQPInitRDAtom + 1, 1, 129}, {1, attr.MaxQPRDAtom + 1, 129},
 	} {
-		require.NoError(t, sender.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		require.NoError(t, sender.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		err := toRTSWith(sender, verbs.QPAttr{
 			PortNum: 1, PathMTU: verbs.MTU1024, DestQPN: target.QPN(), AH: verbs.AHAttr{DGID: gid},
 			MaxRDAtomic: uint8(c.initiator), MaxDestRDAtomic: uint8(c.responder),
@@ -214,7 +216,7 @@ func toRTSWith(q *verbs.QP, attr verbs.QPAttr) error {
 		{verbs.StateRTS, verbs.QPSQPSN | verbs.QPTimeout | verbs.QPRetryCnt | verbs.QPRNRRetry | verbs.QPMaxQPRDAtomic},
 	} {
 		attr.State = step.state
-		if err := q.ModifyQP(attr, verbs.QPStateMask|step.mask); err != nil {
+		if err := q.Modify(context.Background(), attr, verbs.QPStateMask|step.mask); err != nil {
 			return err
 		}
 	}
@@ -252,7 +254,8 @@ func TestCase_D14_Outstanding(t *testing.T) {
 	support.Object(t, "QP", "8192 requests in flight, into a CQ of 10,000", verbs.WCSuccess)
 }
 
-// TestMisuseOfObjects: nil and zero values of what is around a queue pair are refused with an error, never with a panic.
+// TestMisuseOfObjects: nil and zero values of what is around a queue pair are refused with an error, or with a panic
+// that says the same.
 func TestMisuseOfObjects(t *testing.T) {
 	a, _ := pair(t, mem.Options{})
 	var nothing context.Context
@@ -262,18 +265,17 @@ func TestMisuseOfObjects(t *testing.T) {
 			return second(a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, SRQ: new(verbs.SRQ)}))
 		},
 		"CQ with zero channel": func() error {
-			return second(a.device.CreateCQEx(verbs.CQInitAttr{CQE: 1, Channel: new(verbs.CompChannel)}))
+			return second(a.device.CreateCQ(verbs.CQInitAttr{CQE: 1, Channel: new(verbs.CompChannel)}))
 		},
 		"event without context": func() error { return second(a.device.GetAsyncEvent(nothing)) },
 	}
 	for name, d := range map[string]*verbs.Device{"nil device": nil, "zero device": {}} {
 		calls[name+": CreateCompChannel"] = func() error { return second(d.CreateCompChannel()) }
 		calls[name+": GetAsyncEvent"] = func() error { return second(d.GetAsyncEvent(t.Context())) }
-		require.Equal(t, verbs.DeviceAttr{}, d.QueryDevice())
-		require.Nil(t, d.AsyncReady())
-		require.Zero(t, d.Clock())
-		_, found := d.PollAsyncEvent()
-		require.False(t, found)
+		requirePanic(t, name, func() { d.QueryDevice() })
+		requirePanic(t, name, func() { d.AsyncReady() })
+		requirePanic(t, name, func() { d.Clock() })
+		requirePanic(t, name, func() { d.PollAsyncEvent() })
 	}
 	for name, pd := range map[string]*verbs.PD{"nil PD": nil, "zero PD": {}} {
 		calls[name+": CreateSRQ"] = func() error { return second(pd.CreateSRQ(verbs.SRQInitAttr{})) }
@@ -281,20 +283,19 @@ func TestMisuseOfObjects(t *testing.T) {
 	for name, cq := range map[string]*verbs.CQ{"nil CQ": nil, "zero CQ": {}} {
 		calls[name+": Resize"] = func() error { return cq.Resize(1) }
 		calls[name+": ReqNotify"] = func() error { return cq.ReqNotify(false) }
-		require.Nil(t, cq.Channel())
+		requirePanic(t, name, func() { cq.Channel() })
 	}
 	for name, ch := range map[string]*verbs.CompChannel{"nil channel": nil, "zero channel": {}} {
 		calls[name+": Get"] = func() error { return second(ch.Get(t.Context())) }
 		calls[name+": Destroy"] = func() error { return ch.Destroy() }
-		require.Nil(t, ch.Ready())
-		_, found := ch.Poll()
-		require.False(t, found)
+		requirePanic(t, name, func() { ch.Ready() })
+		requirePanic(t, name, func() { ch.Poll() })
 	}
 	for name, s := range map[string]*verbs.SRQ{"nil SRQ": nil, "zero SRQ": {}} {
 		calls[name+": PostRecv"] = func() error { return s.PostRecv(verbs.RecvWR{}) }
 		calls[name+": Modify"] = func() error { return s.Modify(verbs.SRQAttr{}, 0) }
 		calls[name+": Destroy"] = func() error { return s.Destroy() }
-		require.Equal(t, verbs.SRQAttr{}, s.Query())
+		requirePanic(t, name, func() { s.Query() })
 	}
 	for _, wr := range []int{-1, math.MinInt} {
 		require.ErrorIs(t, second(a.pd.CreateSRQ(verbs.SRQInitAttr{MaxWR: wr})), verbs.ErrLimit)

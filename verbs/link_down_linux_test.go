@@ -8,6 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -29,7 +31,7 @@ func linkDown(t *testing.T, how string) {
 	var as, bs []*end
 	for range count {
 		a, b := newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-		connect(t, a, b, verbs.ConnectOptions{Timeout: 15, RetryCnt: 3})
+		connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(15), RetryCnt: new(uint8(3))})
 		require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 		as, bs = append(as, a), append(bs, b)
 	}
@@ -63,7 +65,7 @@ func linkDown(t *testing.T, how string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	require.Zero(t, left, "QPs whose requests never end; %+v", da.Counters())
+	require.Zero(t, left, "QPs whose requests never end; %+v", opener.Counters(da))
 	if how == "deleted" {
 		return
 	}
@@ -78,14 +80,14 @@ func linkDown(t *testing.T, how string) {
 	time.Sleep(200 * time.Millisecond)
 	for i, a := range as {
 		for _, e := range []*end{a, bs[i]} {
-			require.NoError(t, e.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, e.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			for wcs := make([]verbs.WC, 64); ; {
 				if n, _ := e.sends.Poll(wcs); n == 0 {
 					break
 				}
 			}
 		}
-		connect(t, a, bs[i], verbs.ConnectOptions{Timeout: 14})
+		connect(t, a, bs[i], verbs.ConnectOptions{Timeout: roce.AckTimeout(14)})
 		require.Equal(t, verbs.WCSuccess, a.do(t, write(a, bs[i], 0)).Status)
 	}
 }

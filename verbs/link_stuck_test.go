@@ -7,7 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -44,9 +47,9 @@ func TestStuckLinkEndsRequests(t *testing.T) {
 	n := mem.NewNetwork(mem.Options{})
 	open := func(l link.Device, err error) *verbs.Device {
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { requireClose(t, d) })
 		return d
 	}
 	inner, err := n.NewDevice(mem.DeviceOptions{})
@@ -55,9 +58,9 @@ func TestStuckLinkEndsRequests(t *testing.T) {
 	peer, err := n.NewDevice(mem.DeviceOptions{})
 	db := open(peer, err)
 	a, b := newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-	connect(t, a, b, verbs.ConnectOptions{Timeout: 14, RetryCnt: 7})
+	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(14), RetryCnt: new(uint8(7))})
 	patient, patientPeer := newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-	connect(t, patient, patientPeer, verbs.ConnectOptions{Timeout: 18, RetryCnt: 7})
+	connect(t, patient, patientPeer, verbs.ConnectOptions{Timeout: roce.AckTimeout(18), RetryCnt: new(uint8(7))})
 
 	l.stuck.Store(true)
 	begin := time.Now()

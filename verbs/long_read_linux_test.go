@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
@@ -61,7 +62,7 @@ func TestLongRead(t *testing.T) {
 		// Half is the share of each; a busy machine may take more.
 		require.Greater(t, beside, alone[name]/5)
 	}
-	responses := b.Counters().Transport.SentOpcodes[roce.RCReadResponseMiddle&0x1F]
+	responses := opener.Counters(b).Transport.SentOpcodes[roce.RCReadResponseMiddle&0x1F]
 	require.Greater(t, responses, uint64(1000), "the READ goes on")
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/verbs"
 )
@@ -50,7 +51,7 @@ func setDown(t *testing.T, e *netlab.End) {
 func (h *house) requireSilentWires(t *testing.T) {
 	t.Helper()
 	for _, d := range h.devices {
-		require.Equal(t, verbs.Counters{}.Link, d.Counters().Link)
+		require.Equal(t, opener.EngineCounters{}.Link, opener.Counters(d).Link)
 		steering, err := d.SteeringCounters()
 		require.NoError(t, err)
 		require.Zero(t, steering.Redirected)
@@ -79,8 +80,8 @@ func TestLoopbackOnDevices(t *testing.T) {
 				bufferA, bufferB := loopbackBuffer(1), loopbackBuffer(2)
 				a, b := newEnd(t, da, bufferA, verbs.QPCap{}), newEnd(t, db, bufferB, verbs.QPCap{})
 				mtu := verbs.MTU1024
-				oa := verbs.ConnectOptions{GIDIndex: gidIndex(t, da, v6), FlowLabel: c.labels[0], Timeout: noTimeout, PathMTU: mtu}
-				ob := verbs.ConnectOptions{GIDIndex: gidIndex(t, db, v6), FlowLabel: c.labels[1], Timeout: noTimeout, PathMTU: mtu}
+				oa := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, da, v6)), FlowLabel: c.labels[0], Timeout: noTimeout, PathMTU: mtu}
+				ob := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, db, v6)), FlowLabel: c.labels[1], Timeout: noTimeout, PathMTU: mtu}
 				meet(t, a, b, oa, ob)
 				var both sync.WaitGroup
 				both.Go(func() { exchange(t, a, b, bufferA, bufferB) })
@@ -88,7 +89,7 @@ func TestLoopbackOnDevices(t *testing.T) {
 				both.Wait()
 				h.requireSilentWires(t)
 				for _, d := range h.devices {
-					counters := d.Counters()
+					counters := opener.Counters(d)
 					require.Empty(t, counters.DropReasons())
 					require.Zero(t, counters.Transport.Retransmitted)
 				}
@@ -132,8 +133,8 @@ func TestLoopbackIsPerNamespace(t *testing.T) {
 	connect(t, ea, eb, verbs.ConnectOptions{})
 	require.NoError(t, ea.qp.PostSend(write(ea, eb, verbs.SendSignaled)))
 	require.Equal(t, verbs.WCSuccess, poll(t, ea.sends).Status)
-	require.NotZero(t, a.Counters().Link.Transmitted)
-	require.NotZero(t, b.Counters().Link.Received)
+	require.NotZero(t, opener.Counters(a).Link.Transmitted)
+	require.NotZero(t, opener.Counters(b).Link.Received)
 	support.Object(t, "Loopback", "to a device of the process in another namespace", "goes over the wire instead")
 }
 

@@ -12,9 +12,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/simulation"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -35,7 +37,7 @@ func neighbours(t *testing.T, count int, o mem.DeviceOptions) (devices []*verbs.
 	for range count {
 		l, err := network.NewDevice(o)
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(oneNetwork{l, t.Name()}, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](oneNetwork{l, t.Name()}, driver.Options{})
 		require.NoError(t, err)
 		t.Cleanup(func() {
 			if err := d.Close(); !errors.Is(err, verbs.ErrClosed) {
@@ -105,7 +107,7 @@ func exchange(t *testing.T, a, b *end, from, to []byte) {
 			err := cq.Wait(ctx)
 			cancel()
 			if err != nil {
-				t.Errorf("wait after %d of %d completions: %v; %+v", done, count, err, a.device.Counters())
+				t.Errorf("wait after %d of %d completions: %v; %+v", done, count, err, opener.Counters(a.device))
 				return
 			}
 			var wcs [4]verbs.WC
@@ -164,7 +166,7 @@ func TestLoopback(t *testing.T) {
 				b = newEnd(t, db, bufferB, verbs.QPCap{})
 			}
 			// A long timeout: if something is lost the test fails.
-			oa := verbs.ConnectOptions{GIDIndex: gidIndex(t, da, c.v6), FlowLabel: c.labels[0], Timeout: noTimeout}
+			oa := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, da, c.v6)), FlowLabel: c.labels[0], Timeout: noTimeout}
 			ob := oa
 			ob.FlowLabel = c.labels[1]
 			meet(t, a, b, oa, ob)
@@ -176,12 +178,12 @@ func TestLoopback(t *testing.T) {
 			both.Wait()
 			packets, bytes := uint64(0), uint64(0)
 			for _, d := range devices {
-				counters := d.Counters()
+				counters := opener.Counters(d)
 				require.Empty(t, counters.DropReasons())
 				require.Zero(t, counters.Transport.Retransmitted)
 				require.Zero(t, counters.Transport.HandedOver, "nothing came in from the wire")
 				require.NotZero(t, counters.Transport.SentPackets)
-				require.Equal(t, counters.Link, verbs.Counters{}.Link)
+				require.Equal(t, counters.Link, opener.EngineCounters{}.Link)
 				packets += counters.Transport.ReceivedPackets - counters.Transport.SentPackets
 				bytes += counters.Transport.ReceivedBytes - counters.Transport.SentBytes
 			}
@@ -196,14 +198,14 @@ func TestLoopback(t *testing.T) {
 func TestLoopbackToNobody(t *testing.T) {
 	d := neighbours(t, 1, mem.DeviceOptions{Queues: 2})[0]
 	e := newEnd(t, d, make([]byte, 64), verbs.QPCap{})
-	o := verbs.ConnectOptions{Timeout: 1, RetryCnt: 1, FlowLabel: 1}
+	o := verbs.ConnectOptions{Timeout: roce.AckTimeout(1), RetryCnt: new(uint8(1)), FlowLabel: 1}
 	endpoint, err := e.qp.Endpoint(o)
 	require.NoError(t, err)
 	endpoint.QPN = 0xFFFFF0
 	require.NoError(t, e.qp.Connect(context.Background(), endpoint, o))
 	require.NoError(t, e.qp.PostSend(write(e, e, verbs.SendSignaled)))
 	require.Equal(t, verbs.WCRetryExcErr, poll(t, e.sends).Status)
-	counters := d.Counters()
+	counters := opener.Counters(d)
 	require.EqualValues(t, counters.Transport.SentPackets, counters.DropReasons()["qpn_unknown"])
 	require.NotZero(t, counters.Transport.SentPackets)
 	support.Fault(t, "loopback to a number that nobody has", support.Outcome{Wire: "nothing", Responder: roce.DropUnknownQPN, Requester: verbs.WCRetryExcErr})
@@ -216,11 +218,11 @@ func TestLoopbackToClosedDevice(t *testing.T) {
 	for round := range 50 {
 		l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{Queues: 1 + round%2})
 		require.NoError(t, err)
-		goes, err := verbs.NewDevice(oneNetwork{l, t.Name()}, verbs.EngineOptions{})
+		goes, err := opener.Open[verbs.Device](oneNetwork{l, t.Name()}, driver.Options{})
 		require.NoError(t, err)
 		pd, err := goes.AllocPD()
 		require.NoError(t, err)
-		cq, err := goes.CreateCQ(64)
+		cq, err := goes.CreateCQ(verbs.CQInitAttr{CQE: 64})
 		require.NoError(t, err)
 		qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 		require.NoError(t, err)
@@ -228,7 +230,7 @@ func TestLoopbackToClosedDevice(t *testing.T) {
 		require.NoError(t, err)
 
 		peer := newEnd(t, stays, make([]byte, 1<<16), verbs.QPCap{})
-		o := verbs.ConnectOptions{Timeout: 5, RetryCnt: 2}
+		o := verbs.ConnectOptions{Timeout: roce.AckTimeout(5), RetryCnt: new(uint8(2))}
 		meet(t, peer, &end{device: goes, qp: qp}, o, o)
 		var posting sync.WaitGroup
 		posting.Go(func() {
@@ -256,7 +258,7 @@ func TestLoopbackToClosedDevice(t *testing.T) {
 		require.NoError(t, cq.Destroy())
 		require.NoError(t, mr.Dereg())
 		require.NoError(t, pd.Dealloc())
-		require.NoError(t, goes.Close())
+		requireClose(t, goes)
 		posting.Wait()
 	}
 	support.Object(t, "Loopback", "to a device that is closed", "requests fail, nothing hangs")
@@ -267,7 +269,7 @@ func TestLoopbackInVirtualTime(t *testing.T) {
 	world := simulation.NewWorld(mem.Options{Seed: 1})
 	d, err := world.AddDevice(1, mem.DeviceOptions{Queues: 2}, 0)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	t.Cleanup(func() { requireClose(t, d) })
 	buffers := [2][]byte{bytes.Repeat([]byte{1}, 1<<20), make([]byte, 1<<20)}
 	var ends [2]*end
 	for i := range ends {
@@ -279,8 +281,8 @@ func TestLoopbackInVirtualTime(t *testing.T) {
 		RemoteAddr: ends[1].mr.Addr(), RKey: ends[1].mr.RKey(),
 	}))
 	before := world.Network.Now()
-	d.Driver().Drive()
-	require.False(t, d.Driver().Drive(), "nothing is left")
+	opener.Driver(d).Drive()
+	require.False(t, opener.Driver(d).Drive(), "nothing is left")
 	require.Equal(t, before, world.Network.Now())
 	require.Equal(t, buffers[0], buffers[1])
 	require.Zero(t, ends[0].qp.Outstanding())

@@ -13,7 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestMisuse: nil, zero values and things of other devices are refused with an error, never with a panic.
+// TestMisuse: nil, zero values and things of other devices are refused with an error, by methods that return one, and otherwise with a
+// panic that says the same.
 func TestMisuse(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	ctx := context.Background()
@@ -22,9 +23,10 @@ func TestMisuse(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, window.Dealloc()) })
 	second := func(_ any, err error) error { return err }
+	// Methods without an error have nothing to say it with but a panic.
+	panics := make(map[string]func())
 	calls := map[string]func() error{
-		"NewDevice without link": func() error { return second(verbs.NewDevice(nil, verbs.EngineOptions{})) },
-		"Wait without context":   func() error { return a.sends.Wait(nothing) },
+		"Wait without context": func() error { return a.sends.Wait(nothing) },
 		"Connect without context": func() error {
 			return a.qp.Connect(nothing, verbs.Endpoint{}, verbs.ConnectOptions{})
 		},
@@ -35,17 +37,23 @@ func TestMisuse(t *testing.T) {
 	}
 	for name, d := range map[string]*verbs.Device{"nil device": nil, "zero device": {}} {
 		calls[name+": AllocPD"] = func() error { return second(d.AllocPD()) }
-		calls[name+": CreateCQ"] = func() error { return second(d.CreateCQ(1)) }
+		calls[name+": CreateCQ"] = func() error { return second(d.CreateCQ(verbs.CQInitAttr{CQE: 1})) }
 		calls[name+": QueryPort"] = func() error { return second(d.QueryPort()) }
 		calls[name+": QueryGID"] = func() error { return second(d.QueryGID(0)) }
 		calls[name+": QueryGIDTable"] = func() error { return second(d.QueryGIDTable()) }
 		calls[name+": SteeringCounters"] = func() error { return second(d.SteeringCounters()) }
 		calls[name+": CheckPathMTU"] = func() error { return d.CheckPathMTU(verbs.MTU256) }
 		calls[name+": Close"] = func() error { return d.Close() }
-		require.Empty(t, d.Name())
-		require.Zero(t, d.Information())
-		require.Zero(t, d.Counters())
-		require.Nil(t, d.Driver())
+		calls[name+": Snapshot"] = func() error { return second(d.Snapshot()) }
+		calls[name+": GetAsyncEvent"] = func() error { return second(d.GetAsyncEvent(ctx)) }
+		panics[name+": Name"] = func() { d.Name() }
+		panics[name+": Information"] = func() { d.Information() }
+		panics[name+": Counters"] = func() { d.Counters() }
+		panics[name+": QueryDevice"] = func() { d.QueryDevice() }
+		panics[name+": Clock"] = func() { d.Clock() }
+		panics[name+": ControlSocket"] = func() { d.ControlSocket() }
+		panics[name+": AsyncReady"] = func() { d.AsyncReady() }
+		panics[name+": PollAsyncEvent"] = func() { d.PollAsyncEvent() }
 	}
 	for name, pd := range map[string]*verbs.PD{"nil PD": nil, "zero PD": {}} {
 		calls[name+": RegMR"] = func() error { return second(pd.RegMR(make([]byte, 8), 0)) }
@@ -53,7 +61,7 @@ func TestMisuse(t *testing.T) {
 			return second(pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs}))
 		}
 		calls[name+": Dealloc"] = func() error { return pd.Dealloc() }
-		calls[name+": RegMRIova"] = func() error { return second(pd.RegMRIova(make([]byte, 8), 0, 0)) }
+		calls[name+": RegMRIOVA"] = func() error { return second(pd.RegMRIOVA(make([]byte, 8), 0, 0)) }
 		calls[name+": AllocMR"] = func() error { return second(pd.AllocMR(8)) }
 		calls[name+": AllocMW"] = func() error { return second(pd.AllocMW(verbs.MWType1)) }
 		calls[name+": Rereg"] = func() error {
@@ -66,8 +74,10 @@ func TestMisuse(t *testing.T) {
 	for name, cq := range map[string]*verbs.CQ{"nil CQ": nil, "zero CQ": {}} {
 		calls[name+": Poll"] = func() error { return second(cq.Poll(make([]verbs.WC, 1))) }
 		calls[name+": Wait"] = func() error { return cq.Wait(ctx) }
+		calls[name+": ReqNotify"] = func() error { return cq.ReqNotify(false) }
 		calls[name+": Destroy"] = func() error { return cq.Destroy() }
-		require.Zero(t, cq.CQE())
+		panics[name+": CQE"] = func() { cq.CQE() }
+		panics[name+": Channel"] = func() { cq.Channel() }
 	}
 	for name, mr := range map[string]*verbs.MR{"nil MR": nil, "zero MR": {}} {
 		calls[name+": Dereg"] = func() error { return mr.Dereg() }
@@ -76,39 +86,56 @@ func TestMisuse(t *testing.T) {
 		calls[name+": Map"] = func() error { return mr.Map(make([]byte, 8), 0) }
 		calls[name+": UpdateKey"] = func() error { return mr.UpdateKey(1) }
 		calls[name+": BindMW"] = func() error { return a.qp.BindMW(window, verbs.MWBind{MR: mr, Length: 1}) }
-		require.Zero(t, mr.RegWR(allAccess).RKey)
-		require.Zero(t, mr.InvalidateWR().InvalidateRKey)
-		require.Equal(t, verbs.SGE{Length: 8}, mr.SGE(0, 8))
-		require.Equal(t, verbs.RemoteMemory{}, mr.Remote())
+		panics[name+": RegWR"] = func() { mr.RegWR(allAccess) }
+		panics[name+": InvalidateWR"] = func() { mr.InvalidateWR() }
+		panics[name+": SGE"] = func() { mr.SGE(0, 8) }
+		panics[name+": Remote"] = func() { mr.Remote() }
+		panics[name+": Bytes"] = func() { mr.Bytes() }
 	}
 	for name, mw := range map[string]*verbs.MW{"nil MW": nil, "zero MW": {}} {
 		calls[name+": Dealloc"] = func() error { return mw.Dealloc() }
 		calls[name+": BindMW"] = func() error { return a.qp.BindMW(mw, verbs.MWBind{MR: a.mr, Length: 1}) }
-		require.Zero(t, mw.RKey())
-		require.Zero(t, mw.Type())
+		panics[name+": RKey"] = func() { mw.RKey() }
+		panics[name+": Type"] = func() { mw.Type() }
 	}
 	for name, qp := range map[string]*verbs.QP{"nil QP": nil, "zero QP": {}} {
 		calls[name+": PostSend"] = func() error { return qp.PostSend(verbs.SendWR{}) }
 		calls[name+": PostRecv"] = func() error { return qp.PostRecv(verbs.RecvWR{}) }
-		calls[name+": ModifyQP"] = func() error { return qp.ModifyQP(verbs.QPAttr{}, verbs.QPStateMask) }
+		calls[name+": Modify"] = func() error { return qp.Modify(t.Context(), verbs.QPAttr{}, verbs.QPStateMask) }
 		calls[name+": Endpoint"] = func() error { return second(qp.Endpoint(verbs.ConnectOptions{})) }
 		calls[name+": Connect"] = func() error { return qp.Connect(ctx, verbs.Endpoint{}, verbs.ConnectOptions{}) }
 		calls[name+": Destroy"] = func() error { return qp.Destroy() }
 		calls[name+": BindMW"] = func() error { return qp.BindMW(window, verbs.MWBind{MR: a.mr, Length: 1}) }
-		require.Zero(t, qp.QPN())
-		require.Zero(t, qp.Outstanding())
-		require.Equal(t, verbs.QPCap{}, qp.Cap())
-		require.Equal(t, verbs.QPAttr{}, qp.QueryQP())
+		panics[name+": QPN"] = func() { qp.QPN() }
+		panics[name+": State"] = func() { qp.State() }
+		panics[name+": InitAttr"] = func() { qp.InitAttr() }
+		panics[name+": Outstanding"] = func() { qp.Outstanding() }
+		panics[name+": Cap"] = func() { qp.Cap() }
+		panics[name+": Query"] = func() { qp.Query() }
+		panics[name+": Failure"] = func() { qp.Failure() }
 		require.Contains(t, qp.Explain(verbs.WC{}), "not made by CreateQP")
-		require.Equal(t, verbs.WC{}, qp.Failure())
 	}
 	for name, call := range calls {
 		require.NotPanics(t, func() { require.ErrorIs(t, call(), verbs.ErrInvalid, name) }, name)
+	}
+	for name, call := range panics {
+		requirePanic(t, name, call)
 	}
 	// None of it has hurt what is right.
 	require.NoError(t, a.qp.PostSend(write(a, b, verbs.SendSignaled)))
 	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
 	support.Object(t, "all", "calls on nil, on zero values and with objects of other devices", verbs.ErrInvalid)
+}
+
+// requirePanic checks that a method of nil or of a zero value panics with an error that says so.
+func requirePanic(t *testing.T, name string, call func()) {
+	t.Helper()
+	defer func() {
+		err, _ := recover().(error)
+		require.ErrorIs(t, err, verbs.ErrInvalid, name)
+		require.ErrorContains(t, err, "nil, or not made by", name)
+	}()
+	call()
 }
 
 // TestMisuseOfKeys: what cannot be right with regions and windows is refused by the call, with the values that clash.
@@ -153,7 +180,7 @@ func TestMisuseOfKeys(t *testing.T) {
 	post := func(wr verbs.SendWR) func() error { return func() error { return a.qp.PostSend(wr) } }
 	word := []verbs.SGE{a.mr.SGE(0, 8)}
 	modify := func(attr verbs.QPAttr, mask verbs.QPAttrMask) func() error {
-		return func() error { return a.qp.ModifyQP(attr, mask) }
+		return func() error { return a.qp.Modify(t.Context(), attr, mask) }
 	}
 	for name, c := range map[string]struct {
 		call func() error
@@ -181,9 +208,9 @@ func TestMisuseOfKeys(t *testing.T) {
 		"Rereg, unknown right":     {func() error { return a.mr.Rereg(access(0x400)) }, verbs.ErrAccessFlags, "0x400"},
 		"Rereg, no local write":    {func() error { return a.mr.Rereg(access(verbs.AccessRemoteWrite)) }, verbs.ErrAccessFlags, "local write"},
 		"Rereg, persistent":        {func() error { return a.mr.Rereg(access(verbs.AccessFlushPersistent)) }, verbs.ErrNotSupported, "persist"},
-		"Rereg, address alone":     {func() error { return a.mr.Rereg(verbs.MRChange{Iova: &top}) }, verbs.ErrInvalid, "buffer"},
+		"Rereg, address alone":     {func() error { return a.mr.Rereg(verbs.MRChange{IOVA: &top}) }, verbs.ErrInvalid, "buffer"},
 		"Rereg, empty buffer":      {func() error { return a.mr.Rereg(verbs.MRChange{Buffer: []byte{}}) }, verbs.ErrEmptyBuffer, ""},
-		"Rereg beyond the top":     {func() error { return a.mr.Rereg(verbs.MRChange{Buffer: make([]byte, 8), Iova: &top}) }, verbs.ErrAddress, "0xfffffffffffffffd"},
+		"Rereg beyond the top":     {func() error { return a.mr.Rereg(verbs.MRChange{Buffer: make([]byte, 8), IOVA: &top}) }, verbs.ErrAddress, "0xfffffffffffffffd"},
 		"BindMW, closed window":    {bind(closedMW, a.mr), verbs.ErrClosed, "MW"},
 		"BindMW, closed region":    {bind(w1, closedMR), verbs.ErrClosed, "MR"},
 		"BindMW, foreign window":   {bind(foreign, a.mr), verbs.ErrInvalid, "another device"},
@@ -227,12 +254,12 @@ func TestMisuseOfKeys(t *testing.T) {
 		})
 	}
 	// SQD takes attributes only once it is there, and RTS from it.
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.ErrorContains(t, a.qp.ModifyQP(verbs.QPAttr{MaxRDAtomic: 129}, verbs.QPMaxQPRDAtomic), "129")
-	require.ErrorContains(t, a.qp.ModifyQP(verbs.QPAttr{Timeout: 32}, verbs.QPTimeout), "32")
-	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{PathMTU: verbs.MTU256}, verbs.QPPathMTU), verbs.ErrTransition)
-	require.ErrorIs(t, a.qp.ModifyQP(verbs.QPAttr{AH: verbs.AHAttr{SGIDIndex: 99}}, verbs.QPAV), verbs.ErrNoGID)
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.ErrorContains(t, a.qp.Modify(t.Context(), verbs.QPAttr{MaxRDAtomic: 129}, verbs.QPMaxQPRDAtomic), "129")
+	require.ErrorContains(t, a.qp.Modify(t.Context(), verbs.QPAttr{Timeout: 32}, verbs.QPTimeout), "32")
+	require.ErrorIs(t, a.qp.Modify(t.Context(), verbs.QPAttr{PathMTU: verbs.MTU256}, verbs.QPPathMTU), verbs.ErrTransition)
+	require.ErrorIs(t, a.qp.Modify(t.Context(), verbs.QPAttr{AH: verbs.AHAttr{SGIDIndex: 99}}, verbs.QPAV), verbs.ErrNoGID)
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
 	// None of it has hurt what is right.
 	require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status)
 	require.NoError(t, bind(w1, a.mr)())

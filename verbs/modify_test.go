@@ -37,9 +37,9 @@ func TestModifyRace(t *testing.T) {
 			for time.Now().Before(end) {
 				switch r.IntN(4) {
 				case 0:
-					_ = a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask)
+					_ = a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask)
 				case 1:
-					_ = a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask)
+					_ = a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask)
 				default:
 					_ = toRTS(a.qp, gid, b.qp.QPN()+verbs.QPN(r.IntN(3)), 0, 0) // another home
 				}
@@ -47,10 +47,10 @@ func TestModifyRace(t *testing.T) {
 		})
 	}
 	g.Wait()
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	require.NoError(t, toRTS(a.qp, gid, b.qp.QPN(), 0, 0))
 	require.Equal(t, verbs.StateRTS, a.qp.State())
-	support.Object(t, "QP", "ModifyQP by several goroutines", "it works afterwards")
+	support.Object(t, "QP", "Modify by several goroutines", "it works afterwards")
 }
 
 // TestPSNOfEveryLife: a queue pair starts each life with another PSN, also for programs that take it from the
@@ -61,7 +61,7 @@ func TestPSNOfEveryLife(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[verbs.PSN]bool{}
 	for range 3 {
-		require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		local, err := a.qp.Endpoint(verbs.ConnectOptions{})
 		require.NoError(t, err)
 		require.NoError(t, toRTS(a.qp, gid, b.qp.QPN(), local.PSN, 7))
@@ -86,42 +86,42 @@ func TestQuery(t *testing.T) {
 	require.Equal(t, init, q.InitAttr())
 	gid, err := b.QueryGID(0)
 	require.NoError(t, err)
-	require.Equal(t, verbs.QPAttr{}, q.QueryQP())
+	require.Equal(t, verbs.QPAttr{}, q.Query())
 	want := verbs.QPAttr{
 		State: verbs.StateInit, CurState: verbs.StateInit, PortNum: 1,
 		AccessFlags: verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal,
 	}
-	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
-	require.Equal(t, want, q.QueryQP())
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.Equal(t, want, q.Query())
 
 	want.State, want.CurState = verbs.StateRTR, verbs.StateRTR
 	want.AH = verbs.AHAttr{DGID: gid, SGIDIndex: 0, TrafficClass: 0x68, FlowLabel: 0x12345}
 	want.PathMTU, want.DestQPN, want.RQPSN, want.MaxDestRDAtomic, want.MinRNRTimer = verbs.MTU512, eb.qp.QPN(), 0xABCDEF, 9, 31
-	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|
 		verbs.QPMaxDestRDAtomic|verbs.QPMinRNRTimer))
-	require.Equal(t, want, q.QueryQP())
+	require.Equal(t, want, q.Query())
 
 	want.State, want.CurState = verbs.StateRTS, verbs.StateRTS
 	want.SQPSN, want.Timeout, want.RetryCnt, want.RNRRetry, want.MaxRDAtomic = 0x123456, 31, 6, 5, 128
-	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPSQPSN|verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPStateMask|verbs.QPSQPSN|verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|
 		verbs.QPMaxQPRDAtomic))
-	require.Equal(t, want, q.QueryQP())
+	require.Equal(t, want, q.Query())
 
 	want.AccessFlags, want.MinRNRTimer = verbs.AccessRemoteRead, 1
-	require.NoError(t, q.ModifyQP(want, verbs.QPAccessFlags|verbs.QPMinRNRTimer))
-	require.Equal(t, want, q.QueryQP())
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPAccessFlags|verbs.QPMinRNRTimer))
+	require.Equal(t, want, q.Query())
 
 	want.State, want.CurState, want.EnSQDAsyncNotify = verbs.StateSQD, verbs.StateSQD, true
-	require.NoError(t, q.ModifyQP(want, verbs.QPStateMask|verbs.QPEnSQDNotify))
-	require.Equal(t, want, q.QueryQP())
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPStateMask|verbs.QPEnSQDNotify))
+	require.Equal(t, want, q.Query())
 	want.Timeout, want.RetryCnt, want.RNRRetry, want.MaxRDAtomic, want.MaxDestRDAtomic, want.AH.TrafficClass = 1, 2, 3, 4, 5, 6
-	require.NoError(t, q.ModifyQP(want, verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic|
+	require.NoError(t, q.Modify(t.Context(), want, verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic|
 		verbs.QPMaxDestRDAtomic|verbs.QPAV))
-	require.Equal(t, want, q.QueryQP())
+	require.Equal(t, want, q.Query())
 	event, found := a.PollAsyncEvent()
 	require.True(t, found)
 	require.Equal(t, verbs.EventSQDrained, event.Type)
 	require.Same(t, q, event.QP)
 	support.Object(t, "Event", event.Type.String(), nil)
-	support.Object(t, "QP", "QueryQP in every state up to SQD", "what was set")
+	support.Object(t, "QP", "Query in every state up to SQD", "what was set")
 }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -25,9 +27,9 @@ func movingDevices(t *testing.T, o mem.Options, queues int, look bool) (a, b *ve
 	for i := range devices {
 		l, err := n.NewDevice(mem.DeviceOptions{Queues: queues})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{MoveAfter: 1})
+		d, err := opener.Open[verbs.Device](l, driver.Options{MoveAfter: 1})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { requireClose(t, d) })
 		devices[i] = d
 	}
 	stop := make(chan struct{})
@@ -64,7 +66,7 @@ func movingDevices(t *testing.T, o mem.Options, queues int, look bool) (a, b *ve
 
 func moves(devices ...*verbs.Device) (sum uint64) {
 	for _, d := range devices {
-		sum += d.Counters().Transport.Moves
+		sum += opener.Counters(d).Transport.Moves
 	}
 	return sum
 }
@@ -118,12 +120,12 @@ func TestWaitersFollowMoves(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		for from := time.Now(); done.Load() < posts; runtime.Gosched() {
-			require.Less(t, time.Since(from), stallBound, "post %d of %+v", posts, da.Counters())
+			require.Less(t, time.Since(from), stallBound, "post %d of %+v", posts, opener.Counters(da))
 		}
 	}
 	cancel()
 	waiters.Wait()
-	require.Zero(t, da.Counters().Transport.Timeouts)
+	require.Zero(t, opener.Counters(da).Transport.Timeouts)
 	t.Logf("%d posts, %d moves", posts, moves(da, db))
 	require.NotZero(t, moves(da, db))
 }

@@ -14,12 +14,17 @@ import (
 
 // MR is a registered memory region. All methods may be called concurrently.
 type MR struct {
-	view atomic.Pointer[mrView]
+	*registration
+}
+
+// registration is an MR as its device knows it: an MR that a program drops without Dereg is noticed, since nothing leads to it.
+type registration struct {
+	view    atomic.Pointer[mrView]
+	dropped *dropped
 
 	mu         sync.Mutex // guards changes
 	pd         *PD
 	allocation *memory.Allocation // of fast registrations; nil for a region of RegMR
-	warning    runtime.Cleanup    // of warnWhenDropped
 	dead       bool
 }
 
@@ -38,48 +43,72 @@ type mrView struct {
 // of the device's queue: for one that was swapped out, of a file on a slow disk, or of userfaultfd(2). Where a wait of an ACK timeout
 // would be too long, lock the buffer with mlock(2). A wait of more than a second is told of in the log.
 func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
-	return p.RegMRIova(buffer, memory.BufferAddress(buffer), access)
+	return p.RegMRIOVA(buffer, memory.BufferAddress(buffer), access)
 }
 
-// RegMRIova is RegMR with another address for the first byte; 0 makes addresses offsets into the buffer.
-func (p *PD) RegMRIova(buffer []byte, iova uint64, access AccessFlags) (*MR, error) {
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
-	if err := p.device.takeRegion(len(buffer)); err != nil {
-		p.leave()
-		return nil, err
-	}
-	allocated.enter(buffer)
-	region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, access)
+// RegMRIOVA is RegMR with another address for the first byte; 0 makes addresses offsets into the buffer.
+func (p *PD) RegMRIOVA(buffer []byte, iova uint64, access AccessFlags) (*MR, error) {
+	r := &registration{pd: p}
+	err := p.make(kindMR, r, func() error {
+		if err := checkRegionLength(len(buffer)); err != nil {
+			return err
+		}
+		allocated.enter(buffer)
+		region, err := p.device.driver.Memory().Register(&p.domain, buffer, iova, memory.Access(access))
+		if err != nil {
+			allocated.leave(buffer)
+			return err
+		}
+		r.dropped = newDropped(p.device, region.Key(), region.Length())
+		r.show(region, buffer)
+		return nil
+	})
 	if err != nil {
-		allocated.leave(buffer)
-		p.device.regions.give()
-		p.leave()
 		return nil, err
 	}
-	m := &MR{pd: p}
-	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	m.warnWhenDropped(region.Key(), region.Length())
-	return m, nil
+	return newMR(r), nil
 }
 
-// warnWhenDropped makes the log tell of a registration that has not ended and that nobody can end any more. Its buffer stays
-// registered, and valid, until the device is closed. The warning does not refer to the region: that leads to the device, and
-// an MR that the device leads to in turn, by its clock say, would never be collected. Nor is one whose own buffer leads to it, such as an array
+// show makes a region what the registration is now.
+func (r *registration) show(region *memory.Region, buffer []byte) {
+	r.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
+}
+
+// dropped is what the log tells of a registration that has not ended and that nobody can end any more. Its buffer stays
+// registered, and valid, until the device is closed. It does not lead to the registration: that leads to the device, and an MR that
+// the device leads to in turn, by its clock say, would never be collected. Nor is one whose own buffer leads to it, such as an array
 // in the struct that has the MR; then there is no warning.
-func (m *MR) warnWhenDropped(key uint32, bytes uint64) {
-	m.warning = runtime.AddCleanup(m, func(device string) {
-		slog.Warn("xroce: memory region dropped without Dereg", "device", device,
-			"key", fmt.Sprintf("%#x", key), "bytes", bytes)
-	}, m.pd.device.Name())
+type dropped struct {
+	device string
+	key    uint32
+	bytes  atomic.Uint64
+	ended  atomic.Bool
+}
+
+func newDropped(device *Device, key uint32, bytes uint64) *dropped {
+	d := &dropped{device: device.Name(), key: key}
+	d.bytes.Store(bytes)
+	return d
+}
+
+// newMR makes the program's end of a registration.
+func newMR(r *registration) *MR {
+	m := &MR{r}
+	runtime.AddCleanup(m, (*dropped).warn, r.dropped)
+	return m
+}
+
+func (d *dropped) warn() {
+	if !d.ended.Load() {
+		slog.Warn("xroce: memory region dropped without Dereg", "device", d.device, "key", fmt.Sprintf("%#x", d.key), "bytes", d.bytes.Load())
+	}
 }
 
 // MRChange is what Rereg changes; the zero value changes nothing.
 type MRChange struct {
 	PD     *PD
 	Buffer []byte
-	Iova   *uint64 // address of Buffer's first byte; its virtual address by default
+	IOVA   *uint64 // address of Buffer's first byte; its virtual address by default
 	Access *AccessFlags
 }
 
@@ -96,16 +125,16 @@ func (m *MR) Rereg(c MRChange) error {
 		return fmt.Errorf("MR: %w", ErrClosed)
 	case m.allocation != nil:
 		return fmt.Errorf("MR: %w: a region for fast registration is changed by work requests", ErrInvalid)
-	case c.Iova != nil && c.Buffer == nil:
+	case c.IOVA != nil && c.Buffer == nil:
 		return fmt.Errorf("MR: %w: an address without a buffer", ErrInvalid)
 	}
 	old := m.view.Load()
-	change := memory.Reregistration{Buffer: c.Buffer, Access: c.Access}
+	change := memory.Reregistration{Buffer: c.Buffer, Access: (*memory.Access)(c.Access)}
 	if c.Buffer != nil {
 		change.Address = memory.BufferAddress(c.Buffer)
 	}
-	if c.Iova != nil {
-		change.Address = *c.Iova
+	if c.IOVA != nil {
+		change.Address = *c.IOVA
 	}
 	pd := m.pd
 	if c.PD != nil && c.PD != m.pd {
@@ -115,7 +144,7 @@ func (m *MR) Rereg(c MRChange) error {
 		if c.PD.device != m.pd.device {
 			return fmt.Errorf("MR: %w: the PD belongs to another device", ErrInvalid)
 		}
-		if err := c.PD.enter(); err != nil {
+		if err := c.PD.addUser(); err != nil {
 			return err
 		}
 		pd, change.Domain = c.PD, &c.PD.domain
@@ -125,12 +154,12 @@ func (m *MR) Rereg(c MRChange) error {
 	if err != nil {
 		allocated.leave(c.Buffer)
 		if pd != m.pd {
-			pd.leave()
+			pd.removeUser()
 		}
 		return inUse("MR", err)
 	}
 	if pd != m.pd {
-		m.pd.leave()
+		m.pd.removeUser()
 		m.pd = pd
 	}
 	buffer := old.buffer
@@ -138,9 +167,8 @@ func (m *MR) Rereg(c MRChange) error {
 		buffer = c.Buffer
 		allocated.leave(old.buffer)
 	}
-	m.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
-	m.warning.Stop()
-	m.warnWhenDropped(region.Key(), region.Length())
+	m.show(region, buffer)
+	m.dropped.bytes.Store(region.Length())
 	return nil
 }
 
@@ -158,52 +186,51 @@ func (m *MR) Dereg() error {
 	if err := m.check(); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.dead {
+	return m.destroy()
+}
+
+func (r *registration) destroy() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead {
 		return fmt.Errorf("MR: %w", ErrClosed)
 	}
 	var err error
-	if m.allocation != nil {
-		err = m.allocation.Free()
+	if r.allocation != nil {
+		err = r.allocation.Free()
 	} else {
-		err = m.pd.device.driver.Memory().Deregister(m.view.Load().region)
+		err = r.pd.device.driver.Memory().Deregister(r.view.Load().region)
 	}
 	if err != nil {
 		return inUse("MR", err)
 	}
-	m.dead = true
-	allocated.leave(m.view.Load().buffer)
-	m.warning.Stop()
-	m.pd.device.regions.give()
-	m.pd.leave()
+	r.dead = true
+	r.dropped.ended.Store(true)
+	allocated.leave(r.view.Load().buffer)
+	r.pd.remove(kindMR, r)
 	return nil
 }
 
 // check tells a region that was registered from nil and from a zero value.
 func (m *MR) check() error {
-	if m == nil || m.view.Load() == nil {
+	if m == nil || m.registration == nil {
 		return fmt.Errorf("MR: %w: nil, or not made by RegMR or AllocMR", ErrInvalid)
 	}
 	return nil
 }
 
-// LKey is the key for work requests; 0, which is never valid, for an MR that was not made by RegMR or AllocMR.
+// LKey is the key for work requests; it is never 0.
 func (m *MR) LKey() uint32 {
-	if m.check() != nil {
-		return 0
-	}
+	must(m.check())
 	return m.view.Load().key
 }
 
-// RKey is the key for peers; see LKey.
+// RKey is the key for peers, the same one.
 func (m *MR) RKey() uint32 { return m.LKey() }
 
 // Addr is the address of the first byte.
 func (m *MR) Addr() uint64 {
-	if m.check() != nil {
-		return 0
-	}
+	must(m.check())
 	return m.view.Load().address
 }
 
@@ -212,9 +239,7 @@ func (m *MR) Length() int { return len(m.Bytes()) }
 
 // Bytes is the registered buffer.
 func (m *MR) Bytes() []byte {
-	if m.check() != nil {
-		return nil
-	}
+	must(m.check())
 	return m.view.Load().buffer
 }
 

@@ -59,20 +59,17 @@ func (p *PD) AllocMW(t MWType) (*MW, error) {
 	default:
 		return nil, fmt.Errorf("MW: %w: type %d, there are 1 and 2", ErrInvalid, t)
 	}
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
-	if err := p.device.windows.take("memory window", MaxMW); err != nil {
-		p.leave()
-		return nil, err
-	}
-	allocation, err := p.device.driver.Memory().Allocate(&p.domain, kind, 0)
+	m := &MW{pd: p, kind: t}
+	err := p.make(kindMW, m, func() (err error) {
+		if m.allocation, err = p.device.driver.Memory().Allocate(&p.domain, kind, 0); err == nil {
+			m.key = m.allocation.Key()
+		}
+		return err
+	})
 	if err != nil {
-		p.device.windows.give()
-		p.leave()
 		return nil, err
 	}
-	return &MW{pd: p, kind: t, allocation: allocation, key: allocation.Key()}, nil
+	return m, nil
 }
 
 func (m *MW) check() error {
@@ -85,9 +82,7 @@ func (m *MW) check() error {
 // RKey is the key that the last BindMW whose post succeeded gave the window; it opens nothing before the binding was executed,
 // and never if that failed.
 func (m *MW) RKey() uint32 {
-	if m.check() != nil {
-		return 0
-	}
+	must(m.check())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.key
@@ -95,9 +90,7 @@ func (m *MW) RKey() uint32 {
 
 // Type is the window's type.
 func (m *MW) Type() MWType {
-	if m.check() != nil {
-		return 0
-	}
+	must(m.check())
 	return m.kind
 }
 
@@ -106,6 +99,10 @@ func (m *MW) Dealloc() error {
 	if err := m.check(); err != nil {
 		return err
 	}
+	return m.destroy()
+}
+
+func (m *MW) destroy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
@@ -115,8 +112,7 @@ func (m *MW) Dealloc() error {
 		return err
 	}
 	m.dead = true
-	m.pd.device.windows.give()
-	m.pd.leave()
+	m.pd.remove(kindMW, m)
 	return nil
 }
 
@@ -155,7 +151,7 @@ func (q *QP) BindMW(m *MW, b MWBind) error {
 			return err
 		}
 	}
-	if b.Length > 0 || m.kind == MWType2 {
+	if b.Length > 0 || m.kind == MWType2 || b.MR != nil {
 		if err := b.MR.check(); err != nil {
 			return err
 		}
@@ -179,10 +175,14 @@ func (q *QP) BindMW(m *MW, b MWBind) error {
 			return err
 		}
 	}
+	lkey := uint32(0) // without a region a window of type 1 is unbound
+	if b.MR != nil {
+		lkey = b.MR.LKey()
+	}
 	key := IncRKey(m.key)
 	err := q.PostSend(SendWR{
 		WRID: b.WRID, Opcode: WRBindMW, Flags: b.Flags, RKey: key,
-		Bind: BindInfo{LKey: b.MR.LKey(), Access: uint32(b.Access), Addr: b.Addr, Length: b.Length},
+		Bind: BindInfo{LKey: lkey, Access: b.Access, Addr: b.Addr, Length: b.Length},
 	})
 	if err == nil {
 		m.key = key

@@ -27,7 +27,7 @@ func partnersAt(t *testing.T, mtu verbs.MTU) (a, b *end) {
 	}
 	connect(t, a, b, verbs.ConnectOptions{
 		Timeout: noTimeout, PathMTU: mtu,
-		AccessFlags: verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal,
+		AccessFlags: new(verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal),
 	})
 	return a, b
 }
@@ -164,8 +164,8 @@ func TestInlineData(t *testing.T) {
 // TestDrain: in SQD what was started is finished, nothing new is started until RTS.
 func TestDrain(t *testing.T) {
 	a, b := partners(t)
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.False(t, a.qp.QueryQP().SQDraining)
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.False(t, a.qp.Query().SQDraining)
 	require.NoError(t, a.qp.PostSend(verbs.SendWR{
 		Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled | verbs.SendInline, SGList: []verbs.SGE{a.mr.SGE(0, 8)},
 		RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
@@ -177,10 +177,10 @@ func TestDrain(t *testing.T) {
 	n, err := a.sends.Poll(wc[:])
 	require.NoError(t, err)
 	require.Zero(t, n)
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{MaxRDAtomic: 2, Timeout: 20}, verbs.QPMaxQPRDAtomic|verbs.QPTimeout))
-	require.NoError(t, a.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{MaxRDAtomic: 2, Timeout: 20}, verbs.QPMaxQPRDAtomic|verbs.QPTimeout))
+	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask))
 	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
-	require.EqualValues(t, 2, a.qp.QueryQP().MaxRDAtomic)
+	require.EqualValues(t, 2, a.qp.Query().MaxRDAtomic)
 	support.Object(t, "QP", "request posted in SQD: "+verbs.WRRDMAWrite.String(), fmt.Sprintf("begins in RTS: %v", verbs.WCSuccess))
 }
 

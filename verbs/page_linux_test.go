@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/verbs"
@@ -66,7 +67,7 @@ func TestPageThatDoesNotCome(t *testing.T) {
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	buffer, give := withheld(t)
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, buffer, verbs.QPCap{})
-	connect(t, a, b, verbs.ConnectOptions{Timeout: 22}) // 17 s
+	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(22)}) // 17 s
 	// A collection of garbage may wait for the copy, and everything for the collection: none may begin, and none be under way.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.GC()

@@ -22,16 +22,11 @@ func (d *Device) AllocPD() (*PD, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("device %s: %w", d.Name(), ErrClosed)
+	p := &PD{device: d}
+	if err := d.make(kindPD, p, func() error { return nil }); err != nil {
+		return nil, err
 	}
-	if d.domains == MaxPD {
-		return nil, fmt.Errorf("%w: protection domain number %d, the device has %d", ErrLimit, d.domains+1, MaxPD)
-	}
-	d.domains++
-	return &PD{device: d}, nil
+	return p, nil
 }
 
 // Dealloc destroys the protection domain. It fails with ErrInUse while regions, windows, SRQs or queue pairs of it exist.
@@ -39,6 +34,10 @@ func (p *PD) Dealloc() error {
 	if err := p.check(); err != nil {
 		return err
 	}
+	return p.destroy()
+}
+
+func (p *PD) destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dead {
@@ -48,9 +47,7 @@ func (p *PD) Dealloc() error {
 		return fmt.Errorf("PD: %w by %d regions, windows, SRQs and queue pairs", ErrInUse, p.users)
 	}
 	p.dead = true
-	p.device.mu.Lock()
-	defer p.device.mu.Unlock()
-	p.device.domains--
+	p.device.belongings.remove(kindPD, p)
 	return nil
 }
 
@@ -62,10 +59,30 @@ func (p *PD) check() error {
 	return nil
 }
 
-func (p *PD) enter() error {
+// make makes an object of the domain, unless that or its device is closed.
+func (p *PD) make(k kind, o object, create func() error) error {
 	if err := p.check(); err != nil {
 		return err
 	}
+	return p.device.make(k, o, func() error {
+		if err := p.addUser(); err != nil {
+			return err
+		}
+		err := create()
+		if err != nil {
+			p.removeUser()
+		}
+		return err
+	})
+}
+
+// remove forgets an object of the domain that is destroyed.
+func (p *PD) remove(k kind, o object) {
+	p.device.belongings.remove(k, o)
+	p.removeUser()
+}
+
+func (p *PD) addUser() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dead {
@@ -75,7 +92,7 @@ func (p *PD) enter() error {
 	return nil
 }
 
-func (p *PD) leave() {
+func (p *PD) removeUser() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.users--

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/xdp"
 	"github.com/xroce/xroce/verbs"
 )
@@ -28,9 +30,9 @@ func newPingPong(t *testing.T, mode verbs.XDPMode, background bool) *pingPong {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	open := func(e *netlab.End) *verbs.Device {
-		l, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: mode, CheckOwners: true})
+		l, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path(), Mode: xdp.Mode(mode), CheckOwners: true})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{Manual: !background})
+		d, err := opener.Open[verbs.Device](l, driver.Options{Manual: !background})
 		require.NoError(t, err)
 		t.Cleanup(func() { closeDevice(t, d) })
 		return d

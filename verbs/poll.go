@@ -37,7 +37,7 @@ func (c *CQ) Poll(wcs []WC) (int, error) {
 	}
 	c.driver.DrivePolled()
 	c.taker.mu.Lock()
-	n := c.taker.ring.ReadCompletions(wcs)
+	n := c.taker.ring.ReadCompletions(ringCompletions(wcs))
 	if n > 0 {
 		c.taker.misses = 0
 	} else {
@@ -52,7 +52,7 @@ func (c *CQ) Poll(wcs []WC) (int, error) {
 func (c *CQ) take(wcs []WC) (n int, empty bool) {
 	c.taker.mu.Lock()
 	defer c.taker.mu.Unlock()
-	n = c.taker.ring.ReadCompletions(wcs)
+	n = c.taker.ring.ReadCompletions(ringCompletions(wcs))
 	return n, n == 0 && len(wcs) > 0
 }
 

@@ -8,8 +8,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -45,9 +47,9 @@ func memPorts(t *testing.T) (devices [2]*verbs.Device, links [2]*mem.Device) {
 	for i := range devices {
 		l, err := n.NewDevice(mem.DeviceOptions{})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { requireClose(t, d) })
 		devices[i], links[i] = d, l
 	}
 	return devices, links
@@ -105,7 +107,7 @@ func TestPathMTUTooLarge(t *testing.T) {
 		large[i] = newEnd(t, d, make([]byte, 64<<10), verbs.QPCap{})
 		small[i] = newEnd(t, d, make([]byte, 64<<10), verbs.QPCap{})
 	}
-	connect(t, large[0], large[1], verbs.ConnectOptions{Timeout: 20})
+	connect(t, large[0], large[1], verbs.ConnectOptions{Timeout: roce.AckTimeout(20)})
 	connect(t, small[0], small[1], verbs.ConnectOptions{PathMTU: verbs.MTU1024})
 	require.NoError(t, large[0].qp.PostRecv(verbs.RecvWR{WRID: 5, SGList: []verbs.SGE{large[0].mr.SGE(0, 8)}}))
 	require.Equal(t, verbs.WCSuccess, large[0].do(t, write(large[0], large[1], 0)).Status)
@@ -137,8 +139,8 @@ func TestPathMTUTooLarge(t *testing.T) {
 	port, err := devices[0].QueryPort()
 	require.NoError(t, err)
 	require.Equal(t, verbs.MTU4096, port.ActiveMTU)
-	require.NoError(t, large[0].qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
-	require.NoError(t, large[1].qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, large[0].qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, large[1].qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	connect(t, large[0], large[1], verbs.ConnectOptions{})
 	require.Equal(t, verbs.WCSuccess, large[0].do(t, write(large[0], large[1], 0)).Status)
 }
@@ -148,7 +150,7 @@ func TestPathMTUTooLarge(t *testing.T) {
 func TestPeerMovesHouse(t *testing.T) {
 	devices, links := memPorts(t)
 	a, b := newEnd(t, devices[0], make([]byte, 4096), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 4096), verbs.QPCap{})
-	connect(t, a, b, verbs.ConnectOptions{Timeout: 14})
+	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(14)})
 	for i := range 4 {
 		links[i%2].SetHardwareAddr(roce.MAC{2, 0, 0, 0, 1, byte(i)})
 		require.Equal(t, verbs.WCSuccess, a.do(t, write(a, b, 0)).Status, i)

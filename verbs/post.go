@@ -29,20 +29,20 @@ func (q *QP) PostSend(wrs ...SendWR) error {
 	if err := q.check(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := q.postSend(wrs)
+	posted, err := q.postSend(ringSends(wrs))
 	if posted > 0 {
 		q.driver.Ring()
 	}
 	return postError(posted, err)
 }
 
-func (q *QP) postSend(wrs []SendWR) (posted int, err error) {
+func (q *QP) postSend(wrs []queue.SendWR) (posted int, err error) {
 	q.send.mu.Lock()
 	defer q.send.mu.Unlock()
 	if err := q.driver.Over(); err != nil {
 		return 0, err
 	}
-	if state := q.driver.State(); state < StateRTS {
+	if state := QPState(q.driver.State()); state < StateRTS {
 		return 0, fmt.Errorf("%w: posting a send needs RTS, QP %v is in %v", ErrState, q.driver.Number(), state)
 	}
 	for ; posted < len(wrs); posted++ {
@@ -58,16 +58,16 @@ func (q *QP) PostRecv(wrs ...RecvWR) error {
 	if err := q.check(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := q.postRecv(wrs)
+	posted, err := q.postRecv(ringRecvs(wrs))
 	// In the error state somebody has to flush it. Either the engine saw the request when it entered the state, or this
 	// sees the state.
-	if posted > 0 && q.driver.State() == StateError {
+	if posted > 0 && q.State() == StateError {
 		q.driver.Ring()
 	}
 	return postError(posted, err)
 }
 
-func (q *QP) postRecv(wrs []RecvWR) (posted int, err error) {
+func (q *QP) postRecv(wrs []queue.RecvWR) (posted int, err error) {
 	q.receive.mu.Lock()
 	defer q.receive.mu.Unlock()
 	if err := q.driver.Over(); err != nil {
@@ -76,14 +76,14 @@ func (q *QP) postRecv(wrs []RecvWR) (posted int, err error) {
 	if q.receive.ring == nil {
 		return 0, fmt.Errorf("%w: QP %v takes its receives from an SRQ: post them there", ErrInvalid, q.driver.Number())
 	}
-	if state := q.driver.State(); state < StateInit {
+	if state := QPState(q.driver.State()); state < StateInit {
 		return 0, fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v", ErrState, q.driver.Number(), state)
 	}
 	return q.receive.post(wrs)
 }
 
 // post posts receives until one is refused. The caller holds the lock.
-func (r *receiver) post(wrs []RecvWR) (posted int, err error) {
+func (r *receiver) post(wrs []queue.RecvWR) (posted int, err error) {
 	for ; posted < len(wrs); posted++ {
 		if err := r.ring.PostRecv(&wrs[posted]); err != nil {
 			return posted, err
@@ -106,9 +106,7 @@ func (q *QP) lockPosts() (unlock func()) {
 // Outstanding is how many posted send requests are not complete: 0 means that the engine needs none of their buffers
 // any more, those of requests that asked for no completion included.
 func (q *QP) Outstanding() int {
-	if q.check() != nil {
-		return 0
-	}
+	must(q.check())
 	q.send.mu.Lock()
 	defer q.send.mu.Unlock()
 	return q.send.ring.Used()
@@ -143,6 +141,6 @@ func (s *SRQ) PostRecv(wrs ...RecvWR) error {
 	if err := s.driver.Over(); err != nil {
 		return postError(0, err)
 	}
-	posted, err := s.posts.post(wrs)
+	posted, err := s.posts.post(ringRecvs(wrs))
 	return postError(posted, err)
 }

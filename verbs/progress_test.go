@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -50,7 +51,7 @@ func pair(t *testing.T, o mem.Options) (a, b *end) {
 	t.Helper()
 	da, db := memDevices(t, o, mem.DeviceOptions{})
 	a, b = newEnd(t, da, make([]byte, 4096), verbs.QPCap{}), newEnd(t, db, make([]byte, 4096), verbs.QPCap{})
-	connect(t, a, b, verbs.ConnectOptions{Timeout: 15}) // 134 ms, more than a busy machine takes
+	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(15)}) // 134 ms, more than a busy machine takes
 	return a, b
 }
 
@@ -70,7 +71,7 @@ func TestProgressWithoutPolling(t *testing.T) {
 		return err == nil && word != 0
 	}, 5*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, 5*time.Second, time.Millisecond)
-	require.EqualValues(t, 2, a.device.Counters().Transport.Timeouts)
+	require.EqualValues(t, 2, opener.Counters(a.device).Transport.Timeouts)
 }
 
 func TestWaitEnds(t *testing.T) {
@@ -79,7 +80,7 @@ func TestWaitEnds(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, a.sends.Wait(ctx), context.DeadlineExceeded)
 
-	cq, err := a.device.CreateCQ(4)
+	cq, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: 4})
 	require.NoError(t, err)
 	done := make(chan error)
 	go func() { done <- cq.Wait(context.Background()) }()

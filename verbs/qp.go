@@ -10,6 +10,7 @@ import (
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/driver"
+	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -55,7 +56,7 @@ type QPAttr struct {
 	RNRRetry        uint8 // 0..7, 7 is for ever
 	// EnSQDAsyncNotify asks for EventSQDrained with the transition to StateSQD.
 	EnSQDAsyncNotify bool
-	// SQDraining says that the queue pair is in StateSQD and has not drained yet; ModifyQP ignores it.
+	// SQDraining says that the queue pair is in StateSQD and has not drained yet; Modify ignores it.
 	SQDraining bool
 }
 
@@ -91,18 +92,16 @@ func (p *PD) CreateQP(a QPInitAttr) (*QP, error) {
 		}
 		srq = a.SRQ.driver
 	}
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
 	qp := &QP{pd: p, init: a}
-	err := qp.create(driver.QPConfig{
-		Type: cmp.Or(a.QPType, QPTRC), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
-		MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
-		MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
-		MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
+	err := p.make(kindQP, qp, func() error {
+		return qp.create(driver.QPConfig{
+			Type: transport.Type(cmp.Or(a.QPType, QPTRC)), Domain: &p.domain, SendCQ: a.SendCQ.driver, RecvCQ: a.RecvCQ.driver,
+			MaxSendWR: cmp.Or(a.Cap.MaxSendWR, 128), MaxRecvWR: cmp.Or(a.Cap.MaxRecvWR, 128),
+			MaxSendSGE: cmp.Or(a.Cap.MaxSendSGE, 1), MaxRecvSGE: cmp.Or(a.Cap.MaxRecvSGE, 1),
+			MaxInline: a.Cap.MaxInline, SignalAll: a.SQSigAll, SRQ: srq,
+		})
 	})
 	if err != nil {
-		p.leave()
 		return nil, err
 	}
 	return qp, nil
@@ -127,7 +126,7 @@ func (q *QP) create(c driver.QPConfig) (err error) {
 	if q.driver, err = q.pd.device.client.CreateQP(c); err != nil {
 		return err
 	}
-	q.init.QPType = c.Type
+	q.init.QPType = QPType(c.Type)
 	q.drawPSN()
 	q.driver.SetOwner(q)
 	return nil
@@ -141,27 +140,21 @@ func (q *QP) check() error {
 	return nil
 }
 
-// QPN is the number of the queue pair; 0, which no queue pair has, if it was not made by CreateQP.
+// QPN is the number of the queue pair; it is never 0.
 func (q *QP) QPN() QPN {
-	if q.check() != nil {
-		return 0
-	}
+	must(q.check())
 	return q.driver.Number()
 }
 
 // State is the state of the queue pair.
 func (q *QP) State() QPState {
-	if q.check() != nil {
-		return StateReset
-	}
-	return q.driver.State()
+	must(q.check())
+	return QPState(q.driver.State())
 }
 
 // InitAttr returns what the queue pair was made of, with the capacities and the type that it got.
 func (q *QP) InitAttr() QPInitAttr {
-	if q.check() != nil {
-		return QPInitAttr{}
-	}
+	must(q.check())
 	a := q.init
 	a.Cap = q.Cap()
 	return a
@@ -169,9 +162,7 @@ func (q *QP) InitAttr() QPInitAttr {
 
 // Cap returns the capacities.
 func (q *QP) Cap() QPCap {
-	if q.check() != nil {
-		return QPCap{}
-	}
+	must(q.check())
 	c := q.driver.Config()
 	if c.SRQ != nil {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
@@ -179,19 +170,13 @@ func (q *QP) Cap() QPCap {
 	return QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline}
 }
 
-// resolveTimeout bounds the search for the peer's Ethernet address in ModifyQP.
+// resolveTimeout bounds the search for the peer's Ethernet address: the kernel asks three times, a second each
+// (mcast_solicit and retrans_time_ms in net/ipv4/arp.c).
 const resolveTimeout = 3 * time.Second
 
-// ModifyQP changes the attributes that mask names, all of them or none. The transition to RTR looks for the peer's
-// Ethernet address and gives up after 3 seconds.
-func (q *QP) ModifyQP(a QPAttr, mask QPAttrMask) error {
-	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
-	defer cancel()
-	return q.ModifyQPContext(ctx, a, mask)
-}
-
-// ModifyQPContext is ModifyQP with a context that bounds the search for the peer.
-func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) error {
+// Modify changes the attributes that mask names, all of them or none. With QPAV it looks for the peer's Ethernet address, and gives
+// up when ctx ends or after 3 seconds, whichever comes first (ErrNoNeighbour); nothing else blocks.
+func (q *QP) Modify(ctx context.Context, a QPAttr, mask QPAttrMask) error {
 	if err := q.check(); err != nil {
 		return err
 	}
@@ -202,30 +187,33 @@ func (q *QP) ModifyQPContext(ctx context.Context, a QPAttr, mask QPAttrMask) err
 	if reset {
 		defer q.lockPosts()()
 	}
+	if mask&QPAV != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, resolveTimeout)
+		defer cancel()
+	}
 	err := q.driver.Modify(ctx, &transport.Attributes{
-		State: a.State, CurrentState: a.CurState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
-		DestinationQPN: a.DestQPN, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.PortNum,
+		State: transport.State(a.State), CurrentState: transport.State(a.CurState), PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestinationQPN: a.DestQPN, Access: memory.Access(a.AccessFlags), PKeyIndex: a.PKeyIndex, Port: a.PortNum,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
 		Timeout: a.Timeout, RetryCount: a.RetryCnt, RNRRetry: a.RNRRetry,
 		EnSQDAsyncNotify: a.EnSQDAsyncNotify,
-	}, &a.AH, mask)
+	}, (*driver.AddressVector)(&a.AH), transport.AttributeMask(mask))
 	if err == nil && reset {
 		q.drawPSN()
 	}
 	return err
 }
 
-// QueryQP returns the attributes as they are now.
-func (q *QP) QueryQP() QPAttr {
-	if q.check() != nil {
-		return QPAttr{}
-	}
+// Query returns the attributes as they are now.
+func (q *QP) Query() QPAttr {
+	must(q.check())
 	a, av, _ := q.driver.Query()
 	return QPAttr{
-		State: a.State, CurState: a.CurrentState, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
-		DestQPN: a.DestinationQPN, AccessFlags: a.Access, PKeyIndex: a.PKeyIndex, PortNum: a.Port,
+		State: QPState(a.State), CurState: QPState(a.CurrentState), PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestQPN: a.DestinationQPN, AccessFlags: AccessFlags(a.Access), PKeyIndex: a.PKeyIndex, PortNum: a.Port,
 		MaxRDAtomic: a.MaxRDAtomic, MaxDestRDAtomic: a.MaxDestRDAtomic, MinRNRTimer: a.MinRNRTimer,
-		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: av,
+		Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry, AH: AHAttr(av),
 		EnSQDAsyncNotify: a.EnSQDAsyncNotify, SQDraining: a.Draining,
 	}
 }
@@ -236,10 +224,14 @@ func (q *QP) Destroy() error {
 	if err := q.check(); err != nil {
 		return err
 	}
+	return q.destroy()
+}
+
+func (q *QP) destroy() error {
 	if err := q.close(); err != nil {
 		return err
 	}
-	q.pd.leave()
+	q.pd.remove(kindQP, q)
 	return nil
 }
 

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -38,7 +40,7 @@ func (p *populace) newQP() *verbs.QP {
 }
 
 func (p *populace) connect(qp *verbs.QP) {
-	p.must(qp.Connect(context.Background(), p.far, verbs.ConnectOptions{MaxRDAtomic: 1}))
+	p.must(qp.Connect(context.Background(), p.far, verbs.ConnectOptions{MaxRDAtomic: new(uint8(1))}))
 }
 
 func newPopulace(t testing.TB, count int) *populace {
@@ -46,9 +48,9 @@ func newPopulace(t testing.TB, count int) *populace {
 	open := func() *verbs.Device {
 		l, err := network.NewDevice(mem.DeviceOptions{})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		t.Cleanup(func() { requireClose(t, d) })
 		return d
 	}
 	a, b := open(), open()
@@ -63,19 +65,19 @@ func newPopulace(t testing.TB, count int) *populace {
 	p.pd, err = a.AllocPD()
 	p.must(err)
 	later(p.pd.Dealloc)
-	p.cq, err = a.CreateCQ(16)
+	p.cq, err = a.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	p.must(err)
 	later(p.cq.Destroy)
 	pd, err := b.AllocPD()
 	p.must(err)
 	later(pd.Dealloc)
-	cq, err := b.CreateCQ(16)
+	cq, err := b.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	p.must(err)
 	later(cq.Destroy)
 	far, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	p.must(err)
 	later(far.Destroy)
-	p.far, err = far.Endpoint(verbs.ConnectOptions{MaxRDAtomic: 1})
+	p.far, err = far.Endpoint(verbs.ConnectOptions{MaxRDAtomic: new(uint8(1))})
 	p.must(err)
 	p.mr, err = p.pd.RegMR(p.buffer, allAccess)
 	p.must(err)
@@ -92,7 +94,7 @@ func newPopulace(t testing.TB, count int) *populace {
 		mw, err := p.pd.AllocMW(verbs.MWType2)
 		p.must(err)
 		later(mw.Dealloc)
-		other, err := a.CreateCQ(1)
+		other, err := a.CreateCQ(verbs.CQInitAttr{CQE: 1})
 		p.must(err)
 		later(other.Destroy)
 		domain, err := a.AllocPD()
@@ -123,7 +125,7 @@ var controlCalls = []struct {
 		p.must(pd.Dealloc())
 	}},
 	{"CreateCQ and Destroy", func(p *populace) {
-		cq, err := p.device.CreateCQ(1)
+		cq, err := p.device.CreateCQ(verbs.CQInitAttr{CQE: 1})
 		p.must(err)
 		p.must(cq.Destroy())
 	}},
@@ -137,7 +139,7 @@ var controlCalls = []struct {
 			p.near = p.newQP()
 			p.undo = append(p.undo, p.near.Destroy)
 		}
-		p.must(p.near.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		p.must(p.near.Modify(context.Background(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		p.connect(p.near)
 	}},
 }

@@ -64,13 +64,9 @@ type SRQ struct {
 
 // CreateSRQ makes a shared receive queue for queue pairs of this protection domain.
 func (p *PD) CreateSRQ(a SRQInitAttr) (*SRQ, error) {
-	if err := p.enter(); err != nil {
-		return nil, err
-	}
 	s := &SRQ{pd: p, maxSGE: cmp.Or(a.MaxSGE, 1)}
 	config := driver.SRQConfig{Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: s.maxSGE, Limit: a.SRQLimit}
-	if err := s.create(config); err != nil {
-		p.leave()
+	if err := p.make(kindSRQ, s, func() error { return s.create(config) }); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -145,9 +141,7 @@ func (s *SRQ) resize(maxWR int, limit *int) error {
 
 // Query returns the attributes as they are now.
 func (s *SRQ) Query() SRQAttr {
-	if s.check() != nil {
-		return SRQAttr{}
-	}
+	must(s.check())
 	a := s.driver.Query()
 	return SRQAttr{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit}
 }
@@ -158,9 +152,13 @@ func (s *SRQ) Destroy() error {
 	if err := s.check(); err != nil {
 		return err
 	}
+	return s.destroy()
+}
+
+func (s *SRQ) destroy() error {
 	if err := s.driver.Close(); err != nil {
 		return err
 	}
-	s.pd.leave()
+	s.pd.remove(kindSRQ, s)
 	return nil
 }

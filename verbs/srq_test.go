@@ -11,7 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/support"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -222,7 +224,7 @@ func TestSRQOfQP(t *testing.T) {
 
 	// The peer of an empty queue waits. A list is posted up to the first request that is refused.
 	require.NoError(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 16)}}))
-	require.Eventually(t, func() bool { return b.device.Counters().Transport.SentRNRNAKs > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return opener.Counters(b.device).Transport.SentRNRNAKs > 0 }, 5*time.Second, time.Millisecond)
 	four := []verbs.SGE{b.mr.SGE(100, 4), b.mr.SGE(0, 4), b.mr.SGE(50, 4), b.mr.SGE(200, 4)}
 	err = srq.PostRecv(verbs.RecvWR{WRID: 1, SGList: four}, verbs.RecvWR{WRID: 2}, verbs.RecvWR{SGList: append(four, four[0])}, verbs.RecvWR{})
 	require.ErrorAs(t, err, &bad)
@@ -233,10 +235,10 @@ func TestSRQOfQP(t *testing.T) {
 	require.EqualValues(t, 16, wc.ByteLen)
 
 	// The error state flushes nothing of it: the receive is there for others.
-	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, target.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	require.Equal(t, map[verbs.AsyncEvent]int{{Type: verbs.EventQPLastWQEReached, QP: target}: 1}, collectEvents(t, b.device, 1))
 	support.Object(t, "Event", verbs.EventQPLastWQEReached.String(), "QP with an SRQ comes to ERR")
-	require.NoError(t, target.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, target.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	n, err := b.recvs.Poll(make([]verbs.WC, 1))
 	require.NoError(t, err)
 	require.Zero(t, n)
@@ -265,21 +267,21 @@ func TestDestroySRQInAnyOrder(t *testing.T) {
 		network := mem.NewNetwork(mem.Options{})
 		l, err := network.NewDevice(mem.DeviceOptions{Queues: 2})
 		require.NoError(t, err)
-		d, err := verbs.NewDevice(l, verbs.EngineOptions{})
+		d, err := opener.Open[verbs.Device](l, driver.Options{})
 		require.NoError(t, err)
 		pd, err := d.AllocPD()
 		require.NoError(t, err)
 		ch, err := d.CreateCompChannel()
 		require.NoError(t, err)
-		sends, err := d.CreateCQEx(verbs.CQInitAttr{CQE: 2, Channel: ch})
+		sends, err := d.CreateCQ(verbs.CQInitAttr{CQE: 2, Channel: ch})
 		require.NoError(t, err)
-		recvs, err := d.CreateCQEx(verbs.CQInitAttr{CQE: 2, Channel: ch})
+		recvs, err := d.CreateCQ(verbs.CQInitAttr{CQE: 2, Channel: ch})
 		require.NoError(t, err)
 		srq, err := pd.CreateSRQ(verbs.SRQInitAttr{})
 		require.NoError(t, err)
 		mr, err := pd.RegMR(make([]byte, 8), 0)
 		require.NoError(t, err)
-		left := []func() error{d.Close, pd.Dealloc, ch.Destroy, sends.Destroy, recvs.Destroy, srq.Destroy, mr.Dereg}
+		left := []func() error{closeEmpty(d), pd.Dealloc, ch.Destroy, sends.Destroy, recvs.Destroy, srq.Destroy, mr.Dereg}
 		for i := range 3 {
 			q, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: sends, RecvCQ: recvs, SRQ: srq})
 			require.NoError(t, err)
@@ -290,7 +292,7 @@ func TestDestroySRQInAnyOrder(t *testing.T) {
 				gid[15]++
 				require.Error(t, toRTS(q, gid, 77, 0, 0), "there is no such neighbour, but INIT is reached")
 				require.NoError(t, sends.ReqNotify(false))
-				require.NoError(t, q.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+				require.NoError(t, q.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 			}
 		}
 		for len(left) > 0 {
@@ -306,7 +308,7 @@ func TestDestroySRQInAnyOrder(t *testing.T) {
 		}
 		for name, create := range map[string]func() error{
 			"CompChannel": func() error { _, err := d.CreateCompChannel(); return err },
-			"CQ":          func() error { _, err := d.CreateCQ(1); return err },
+			"CQ":          func() error { _, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1}); return err },
 			"SRQ":         func() error { _, err := pd.CreateSRQ(verbs.SRQInitAttr{}); return err },
 			"Event":       func() error { _, err := d.GetAsyncEvent(context.Background()); return err },
 		} {

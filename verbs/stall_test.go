@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -20,9 +21,9 @@ import (
 // noticed.
 
 const (
-	stallTime  = 1500 * time.Millisecond // how long each of them posts
-	stallBound = 3 * time.Second         // what is stranded stays so; what is late on a busy machine is not
-	noTimeout  = 22                      // 17 s
+	stallTime  = 1500 * time.Millisecond      // how long each of them posts
+	stallBound = 3 * time.Second              // what is stranded stays so; what is late on a busy machine is not
+	noTimeout  = 4096 * time.Nanosecond << 22 // 17 s
 )
 
 func write(a, b *end, flags verbs.SendFlags) verbs.SendWR {
@@ -42,7 +43,7 @@ func settle(t *testing.T, ends ...*end) bool {
 			return true
 		}
 		if time.Since(start) > stallBound {
-			t.Errorf("%d requests are stuck: %+v", left, ends[0].device.Counters())
+			t.Errorf("%d requests are stuck: %+v", left, opener.Counters(ends[0].device))
 			return false
 		}
 	}
@@ -57,9 +58,9 @@ func TestPostBesideControlCalls(t *testing.T) {
 	var others sync.WaitGroup
 	others.Go(func() {
 		for !stop.Load() {
-			a.device.Counters()
-			a.qp.QueryQP()
-			b.device.Counters()
+			opener.Counters(a.device)
+			a.qp.Query()
+			opener.Counters(b.device)
 		}
 	})
 	for start := time.Now(); time.Since(start) < stallTime && !t.Failed(); {
@@ -96,7 +97,7 @@ func TestPostBesideWaiter(t *testing.T) {
 		select {
 		case <-done:
 		case <-time.After(stallBound):
-			require.Fail(t, "a completion is stuck", "post %d: %d outstanding, %+v", posts, a.qp.Outstanding(), a.device.Counters())
+			require.Fail(t, "a completion is stuck", "post %d: %d outstanding, %+v", posts, a.qp.Outstanding(), opener.Counters(a.device))
 		}
 	}
 	cancel()
@@ -180,6 +181,6 @@ func postersBesideEachOther(t *testing.T, da, db *verbs.Device, loopback bool) {
 	}
 	round.Store(-1)
 	all.Wait()
-	require.Zero(t, da.Counters().Transport.Timeouts)
+	require.Zero(t, opener.Counters(da).Transport.Timeouts)
 	t.Logf("%d rounds", rounds)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -24,7 +25,7 @@ func TestStoppedPeer(t *testing.T) {
 		want    verbs.WCStatus
 	}{
 		{verbs.ConnectOptions{}, verbs.WCRetryExcErr},
-		{verbs.ConnectOptions{Timeout: 20}, verbs.WCSuccess},
+		{verbs.ConnectOptions{Timeout: roce.AckTimeout(20)}, verbs.WCSuccess},
 	} {
 		peer := startVictim(t, &pair.B, 0)
 		e := newEnd(t, device, make([]byte, 1<<20), verbs.QPCap{})

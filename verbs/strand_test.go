@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -66,7 +68,7 @@ func strand(t *testing.T, a, b *verbs.Device, loopback bool) {
 		l := &lane{waits: i%2 == 0, credits: make(chan struct{}, depth)}
 		l.a = newEnd(t, a, make([]byte, 4096), verbs.QPCap{MaxSendWR: depth})
 		l.b = newEnd(t, b, make([]byte, 4096), verbs.QPCap{MaxRecvWR: 2 * depth})
-		oa, ob := verbs.ConnectOptions{Timeout: 16}, verbs.ConnectOptions{Timeout: 16}
+		oa, ob := verbs.ConnectOptions{Timeout: roce.AckTimeout(16)}, verbs.ConnectOptions{Timeout: roce.AckTimeout(16)}
 		if loopback { // the homes of the ends are one shard for some, two for others
 			oa.FlowLabel, ob.FlowLabel = uint32(1+i%5), uint32(1+i%3)
 		}
@@ -104,7 +106,7 @@ func strand(t *testing.T, a, b *verbs.Device, loopback bool) {
 			time.Sleep(time.Millisecond)
 		}
 		require.Equal(t, l.posted.Load(), l.done.Load(), "lane %d: requests posted and completed; outstanding %d, %+v",
-			i, l.a.qp.Outstanding(), a.Counters())
+			i, l.a.qp.Outstanding(), opener.Counters(a))
 		total += l.done.Load()
 	}
 	cancel()

@@ -150,7 +150,7 @@ func TestTextsOfWholes(t *testing.T) {
 	e := newEnd(t, devices[0], make([]byte, 4096), verbs.QPCap{})
 	other := newEnd(t, devices[1], make([]byte, 4096), verbs.QPCap{})
 	connect(t, e, other, verbs.ConnectOptions{})
-	attr := e.qp.QueryQP()
+	attr := e.qp.Query()
 	line = inJSON(attr)
 	addresses, err := links[1].Addresses()
 	require.NoError(t, err)

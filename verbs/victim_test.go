@@ -45,7 +45,7 @@ func victim(device string) error {
 	if err != nil {
 		return err
 	}
-	d, err := verbs.OpenDevice(device, verbs.Options{})
+	d, err := verbs.OpenDevice(context.Background(), device, verbs.Options{})
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func victim(device string) error {
 	if err != nil {
 		return err
 	}
-	cq, err := d.CreateCQ(16)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	if err != nil {
 		return err
 	}

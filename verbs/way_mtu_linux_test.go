@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -36,7 +37,7 @@ func TestRouteMTU(t *testing.T) {
 		if v6 {
 			far, small, followed = p.pair.B.IPv6(), 1280, verbs.MTU1024 // IPv6 has no less (RFC 8200)
 		}
-		o := verbs.ConnectOptions{GIDIndex: gidIndex(t, p.devices[0], v6)}
+		o := verbs.ConnectOptions{GIDIndex: new(gidIndex(t, p.devices[0], v6))}
 		limitRoute(t, &p.pair.A, far, small)
 
 		a, b := newEnd(t, p.devices[0], make([]byte, 64<<10), verbs.QPCap{}), newEnd(t, p.devices[1], make([]byte, 64<<10), verbs.QPCap{})
@@ -52,8 +53,8 @@ func TestRouteMTU(t *testing.T) {
 		defer cancel()
 		require.NoError(t, a.qp.Connect(ctx, eb, known))
 		require.NoError(t, b.qp.Connect(ctx, ea, o))
-		require.Equal(t, followed, a.qp.QueryQP().PathMTU)
-		require.Equal(t, followed, b.qp.QueryQP().PathMTU)
+		require.Equal(t, followed, a.qp.Query().PathMTU)
+		require.Equal(t, followed, b.qp.Query().PathMTU)
 		require.Equal(t, verbs.WCSuccess, a.do(t, long(a, b)).Status)
 		if v6 {
 			continue
@@ -67,11 +68,11 @@ func TestRouteMTU(t *testing.T) {
 		require.ErrorContains(t, err, "path MTU 2048 needs MTU 2144 on the way, the route to 10.9.0.2 over veth0 has 1000")
 
 		limitRoute(t, &p.pair.A, far, 0)
-		o.Timeout, o.RetryCnt = 10, 1 // 8 ms, for one that is to end
+		o.Timeout, o.RetryCnt = roce.AckTimeout(10), new(uint8(1)) // 8 ms, for one that is to end
 		e, f := p.ends(t, o)
-		require.Equal(t, verbs.MTU2048, e.qp.QueryQP().PathMTU)
+		require.Equal(t, verbs.MTU2048, e.qp.Query().PathMTU)
 		limitRoute(t, &p.pair.A, far, small)
-		require.NoError(t, f.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+		require.NoError(t, f.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 		wc := e.do(t, write(e, f, 0))
 		require.Equal(t, verbs.WCRetryExcErr, wc.Status)
 		require.Contains(t, e.qp.Explain(wc), ": path MTU 2048 needs MTU 2144 on the way, the route to 10.9.0.2 over veth0 has 1000")
@@ -110,7 +111,7 @@ func TestExplainSmallMTUOnTheWay(t *testing.T) {
 	da, db := newRouted(t)
 	ends := func(m verbs.MTU) (a, b *end) {
 		a, b = newEnd(t, da, make([]byte, 64<<10), verbs.QPCap{}), newEnd(t, db, make([]byte, 64<<10), verbs.QPCap{})
-		connect(t, a, b, verbs.ConnectOptions{PathMTU: m, RetryCnt: 3})
+		connect(t, a, b, verbs.ConnectOptions{PathMTU: m, RetryCnt: new(uint8(3))})
 		return a, b
 	}
 	const words = "packets with up to 8 bytes of payload passed, those with 1024 did not: a link on the way, or the peer's end, " +
@@ -125,7 +126,7 @@ func TestExplainSmallMTUOnTheWay(t *testing.T) {
 		func(a, b *end) verbs.SendWR { return read(b, a) },
 	} {
 		a, b := ends(0)
-		require.Equal(t, verbs.MTU1024, a.qp.QueryQP().PathMTU)
+		require.Equal(t, verbs.MTU1024, a.qp.Query().PathMTU)
 		wr, by := operation(a, b), a
 		if wr.Opcode == verbs.WRRDMARead {
 			by = b
@@ -139,7 +140,7 @@ func TestExplainSmallMTUOnTheWay(t *testing.T) {
 	}
 	a, b := ends(verbs.MTU512)
 	require.Equal(t, verbs.WCSuccess, a.do(t, long(a, b)).Status)
-	require.NoError(t, b.qp.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, b.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	wc := a.do(t, long(a, b))
 	require.Equal(t, verbs.WCRetryExcErr, wc.Status)
 	require.NotContains(t, a.qp.Explain(wc), "a link on the way", "long packets passed before")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
@@ -37,7 +38,7 @@ func newTalkers(t *testing.T) *talkers {
 	check := func(err error) { t.Helper(); require.NoError(t, err) }
 	var endpoints [2]verbs.Endpoint
 	for i, e := range []*netlab.End{&pair.A, &pair.B} {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+		d, err := verbs.OpenDevice(t.Context(), e.Name, verbs.Options{NetNS: e.Namespace.Path()})
 		check(err)
 		t.Cleanup(func() { check(d.Close()) })
 		pd, err := d.AllocPD()
@@ -47,7 +48,7 @@ func newTalkers(t *testing.T) *talkers {
 		k.mrs[i], err = pd.RegMR(make([]byte, 1<<20), verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
 		check(err)
 		t.Cleanup(func() { check(k.mrs[i].Dereg()) })
-		k.cqs[i], err = d.CreateCQ(16)
+		k.cqs[i], err = d.CreateCQ(verbs.CQInitAttr{CQE: 16})
 		check(err)
 		t.Cleanup(func() { check(k.cqs[i].Destroy()) })
 		k.qps[i], err = pd.CreateQP(verbs.QPInitAttr{SendCQ: k.cqs[i], RecvCQ: k.cqs[i]})
@@ -57,7 +58,7 @@ func newTalkers(t *testing.T) *talkers {
 		check(err)
 	}
 	for i, q := range k.qps {
-		check(q.Connect(t.Context(), endpoints[1-i], verbs.ConnectOptions{Timeout: 20}))
+		check(q.Connect(t.Context(), endpoints[1-i], verbs.ConnectOptions{Timeout: roce.AckTimeout(20)}))
 	}
 	return &k
 }
@@ -137,14 +138,14 @@ func TestCase_F7_Capture(t *testing.T) {
 	var devices [2]int // by interface
 	for i, d := range k.devices {
 		for at, n := range c.Interfaces {
-			if n.Statistics.PacketsReceived == d.Counters().Link.Received+d.Counters().Link.Transmitted &&
-				outbound[at] == d.Counters().Link.Transmitted {
+			if n.Statistics.PacketsReceived == opener.Counters(d).Link.Received+opener.Counters(d).Link.Transmitted &&
+				outbound[at] == opener.Counters(d).Link.Transmitted {
 				devices[at] = i
 			}
 		}
 	}
 	for at, i := range devices {
-		l := k.devices[i].Counters().Link
+		l := opener.Counters(k.devices[i]).Link
 		require.Equal(t, l.Transmitted, outbound[at])
 		require.Equal(t, l.Received, inbound[at])
 		require.Equal(t, k.devices[i].Name(), c.Interfaces[at].Name)
@@ -155,7 +156,7 @@ func TestCase_F7_Capture(t *testing.T) {
 	require.Equal(t, itoa(len(c.Packets))+" packets captured, 0 left out\n", all.stderr.String())
 
 	c = readCapture(t, filepath.Join(folder, "one"))
-	want := k.devices[0].Counters().Transport
+	want := opener.Counters(k.devices[0]).Transport
 	first, acknowledgements := uint64(0), uint64(0)
 	for _, p := range c.Packets {
 		require.LessOrEqual(t, len(p.Frame), 64)
@@ -305,13 +306,13 @@ func TestCase_F7_CaptureKilled(t *testing.T) {
 	require.NotZero(t, missing)
 	all := uint64(0)
 	for _, d := range k.devices {
-		all += d.Counters().Link.Transmitted + d.Counters().Link.Received
+		all += opener.Counters(d).Link.Transmitted + opener.Counters(d).Link.Received
 	}
 	require.Equal(t, all, uint64(len(c.Packets))+missing, "what is left out is counted")
 	require.Equal(t, itoa(len(c.Packets))+" packets captured, "+itoa(int(missing))+" left out\n", stopped.stderr.String())
 	for _, d := range k.devices {
-		require.Empty(t, d.Counters().DropReasons())
-		require.Zero(t, d.Counters().Transport.Retransmitted)
+		require.Empty(t, opener.Counters(d).DropReasons())
+		require.Zero(t, opener.Counters(d).Transport.Retransmitted)
 	}
 }
 
@@ -349,7 +350,7 @@ func TestCase_F7_EngineKilled(t *testing.T) {
 func TestCaptureEndsWithTheDevice(t *testing.T) {
 	pair := newPair(t, netlab.PairOptions{})
 	t.Setenv(control.Environment, t.TempDir())
-	d, err := verbs.OpenDevice(pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
+	d, err := verbs.OpenDevice(t.Context(), pair.A.Name, verbs.Options{NetNS: pair.A.Namespace.Path()})
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "a")
 	p := startCapture(t, file, "-i", d.Name())

@@ -47,7 +47,7 @@ func runProcess(name, peer string, play func(*process) error) error {
 // open opens the device and makes the memory for the file.
 func (p *process) open() (err error) {
 	const capacity = 128
-	if p.rdma, err = openRDMA(p.Device, "", p.Mode, p.PathMTU, capacity); err != nil {
+	if p.rdma, err = openRDMA(context.Background(), p.Device, "", p.Mode, p.PathMTU, capacity); err != nil {
 		return err
 	}
 	if err := p.rdma.useAddress(p.Address); err != nil {
@@ -123,7 +123,7 @@ func (p *process) side() (sideReport, error) {
 		return sideReport{}, err
 	}
 	counters := p.rdma.device.Counters()
-	drops := counters.DropReasons()
+	drops := counters.Drops
 	if n := counters.Link.ReceiveDropped; n > 0 {
 		drops["socket_receive"] = n
 	}
@@ -132,6 +132,6 @@ func (p *process) side() (sideReport, error) {
 	}
 	return sideReport{
 		XDPPackets: steering.Redirected, XDPPassedPackets: steering.Kernel,
-		Retransmissions: counters.Transport.Retransmitted, Drops: drops,
+		Retransmissions: counters.Counts["retransmitted_pkts"], Drops: drops,
 	}, nil
 }

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/xroce/xroce/roce/link/xdp"
+	"github.com/xroce/xroce/verbs"
 )
 
 // devicesCommand lists network devices. It attaches nothing.
@@ -38,13 +38,13 @@ type deviceEntry struct {
 
 // Run lists the devices.
 func (c *devicesCommand) Run(app *application) error {
-	ports, err := xdp.List(xdp.ProbeOptions{NetNS: c.path()})
+	devices, err := verbs.Devices(app.ctx, verbs.DevicesOptions{NetNS: c.path()})
 	if err != nil {
 		return err
 	}
-	entries := make([]deviceEntry, len(ports))
-	for i := range ports {
-		entries[i] = newDeviceEntry(&ports[i])
+	entries := make([]deviceEntry, len(devices))
+	for i := range devices {
+		entries[i] = newDeviceEntry(&devices[i])
 	}
 	if c.JSON {
 		encoder := json.NewEncoder(app.stdout)
@@ -59,20 +59,21 @@ func (c *devicesCommand) Run(app *application) error {
 	return nil
 }
 
-func newDeviceEntry(p *xdp.Port) deviceEntry {
+func newDeviceEntry(d *verbs.DeviceDescription) deviceEntry {
 	e := deviceEntry{
-		Name: p.Name, CanServe: p.Obstacle == nil, Driver: p.Driver, MAC: p.HardwareAddr.String(), Running: p.Running,
-		MTU: p.MTU, ActivePathMTU: p.ActiveMTU.Bytes(), Queues: p.Queues, GIDs: append([]netip.Addr{}, p.Addresses...),
-		Missing: append([]string{}, p.Missing...), XDPModes: []string{}, DriverTells: p.DriverTells, ZeroCopy: p.ZeroCopy,
+		Name: d.Name, CanServe: d.Obstacle == nil, Driver: d.Driver, MAC: d.HardwareAddr.String(), Running: d.Running,
+		MTU: d.MTU, ActivePathMTU: d.ActiveMTU.Bytes(), Queues: d.Queues, GIDs: []netip.Addr{},
+		Missing: append([]string{}, d.Missing...), XDPModes: append([]string{}, d.XDPModes...),
+		DriverTells: d.DriverTells, ZeroCopy: d.ZeroCopy, MultiBuffer: d.SingleBuffer == nil && len(d.XDPModes) > 0,
 	}
-	if p.Obstacle != nil {
-		e.Obstacle = oneLine(p.Obstacle)
+	for _, gid := range d.GIDs {
+		e.GIDs = append(e.GIDs, gid.Addr())
 	}
-	if e.MultiBuffer = p.MultiBuffer == nil && len(p.Rungs) > 0; p.MultiBuffer != nil {
-		e.SingleBuffer = oneLine(p.MultiBuffer)
+	if d.Obstacle != nil {
+		e.Obstacle = oneLine(d.Obstacle)
 	}
-	for _, rung := range p.Rungs {
-		e.XDPModes = append(e.XDPModes, rung.String())
+	if d.SingleBuffer != nil {
+		e.SingleBuffer = oneLine(d.SingleBuffer)
 	}
 	return e
 }

@@ -12,10 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/xroce/xroce/bpf"
 	"github.com/xroce/xroce/internal/netlab"
-	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/link/xdp"
+	"github.com/xroce/xroce/verbs"
 )
 
 func TestDevices(t *testing.T) {
@@ -100,11 +98,11 @@ func sleeper(t *testing.T, n *netlab.Namespace) int {
 
 // A device that path MTU 4096 is not to be had on says why.
 func TestDevicesWithoutMultiBuffer(t *testing.T) {
-	port := xdp.Port{
-		Name: "eth9", MTU: 9000, ActiveMTU: roce.MTU2048, Rungs: []xdp.Rung{bpf.RungNative, bpf.RungGeneric},
-		ZeroCopy: true, DriverTells: true, MultiBuffer: errors.New("the driver\ngives zero copy"),
+	device := verbs.DeviceDescription{
+		Name: "eth9", MTU: 9000, ActiveMTU: verbs.MTU2048, XDPModes: []string{"native", "generic"},
+		ZeroCopy: true, DriverTells: true, SingleBuffer: errors.New("the driver\ngives zero copy"),
 	}
-	e := newDeviceEntry(&port)
+	e := newDeviceEntry(&device)
 	require.Equal(t, 2048, e.ActivePathMTU)
 	require.False(t, e.MultiBuffer)
 	require.Equal(t, "the driver; gives zero copy", e.SingleBuffer)
@@ -113,8 +111,8 @@ func TestDevicesWithoutMultiBuffer(t *testing.T) {
 	require.Contains(t, out.String(), "    XDP native (native, generic), zero copy offered, one buffer a frame\n"+
 		"    no multi-buffer, so no path MTU 4096: the driver; gives zero copy\n")
 
-	port = xdp.Port{Name: "lo", Obstacle: errors.New("loopback")}
-	e = newDeviceEntry(&port)
+	device = verbs.DeviceDescription{Name: "lo", Obstacle: errors.New("loopback")}
+	e = newDeviceEntry(&device)
 	require.False(t, e.MultiBuffer, "a device that cannot serve")
 	require.Empty(t, e.SingleBuffer)
 }

@@ -38,7 +38,7 @@ func newPair(t *testing.T, o netlab.PairOptions) *netlab.Pair {
 // requireFree checks that nobody uses a device: it can be opened.
 func requireFree(t *testing.T, e *netlab.End) {
 	t.Helper()
-	d, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
+	d, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path(), CheckOwners: true})
 	require.NoError(t, err)
 	require.NoError(t, d.Close())
 }
@@ -92,7 +92,7 @@ func TestPingpongNoServer(t *testing.T) {
 
 func TestPingpongQueueTaken(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
-	d, err := xdp.Open(p.A.Name, xdp.Options{NetNS: p.A.Namespace.Path()})
+	d, err := xdp.Open(t.Context(), p.A.Name, xdp.Options{NetNS: p.A.Namespace.Path()})
 	require.NoError(t, err)
 	defer d.Close()
 	requireWrongUse(t, p.A.Namespace, []string{"pingpong"}, "veth0", "XDP program", ", id ")

@@ -68,7 +68,7 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 			return err
 		}
 	}
-	r, err := openRDMA(device, c.path(), c.mode(), pathMTU, c.Depth+1)
+	r, err := openRDMA(app.ctx, device, c.path(), c.mode(), pathMTU, c.Depth+1)
 	if err != nil {
 		return err
 	}
@@ -371,8 +371,8 @@ func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took tim
 		Device: i.Name, XDPMode: i.Mode, ZeroCopy: i.ZeroCopy, MultiBuffer: i.MultiBuffer,
 		NotTaken: append([]string{}, i.NotTaken...), PathMTU: r.options.PathMTU.Bytes(), Local: local, Remote: remote,
 		Iterations: iterations, CutShort: iterations < c.Iters, Bytes: bytes, Seconds: took.Seconds(), Mbit: float64(bytes) * 8 / took.Seconds() / 1e6,
-		RoundTrip: took.Seconds() * 1e6 / float64(iterations), Retransmits: counters.Transport.Retransmitted,
-		Drops: counters.DropReasons(),
+		RoundTrip: took.Seconds() * 1e6 / float64(iterations), Retransmits: counters.Counts["retransmitted_pkts"],
+		Drops: counters.Drops,
 	}
 }
 

@@ -21,7 +21,7 @@ func chooseDevice(ctx context.Context, namespace netnsFlag, name, peer string) (
 		}
 		return port.Name, err
 	}
-	ports, err := xdp.List(options)
+	ports, err := xdp.List(ctx, options)
 	if err != nil {
 		return "", err
 	}

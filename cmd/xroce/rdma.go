@@ -25,20 +25,22 @@ type rdma struct {
 // openRDMA opens a device. It checks at once that the device carries the path MTU, which connecting would find only when
 // the peer is there; 0 means the largest that it carries. namespace is a path, empty for that of the
 // process. capacity is that of both directions of the queue pair, in requests.
-func openRDMA(name, namespace string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int) (*rdma, error) {
+func openRDMA(
+	ctx context.Context, name, namespace string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int,
+) (*rdma, error) {
 	r := &rdma{options: verbs.ConnectOptions{PathMTU: pathMTU}}
-	if err := r.open(name, namespace, mode, capacity); err != nil {
+	if err := r.open(ctx, name, namespace, mode, capacity); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
 }
 
-func (r *rdma) open(name, namespace string, mode verbs.XDPMode, capacity int) (err error) {
+func (r *rdma) open(ctx context.Context, name, namespace string, mode verbs.XDPMode, capacity int) (err error) {
 	options := verbs.Options{NetNS: namespace, Mode: mode}
 	if r.options.PathMTU == verbs.MTU4096 {
 		options.MultiBuffer = verbs.MultiBufferOn
 	}
-	if r.device, err = verbs.OpenDevice(name, options); err != nil {
+	if r.device, err = verbs.OpenDevice(ctx, name, options); err != nil {
 		return err
 	}
 	if err := r.choosePathMTU(); err != nil {
@@ -47,7 +49,7 @@ func (r *rdma) open(name, namespace string, mode verbs.XDPMode, capacity int) (e
 	if r.pd, err = r.device.AllocPD(); err != nil {
 		return err
 	}
-	if r.cq, err = r.device.CreateCQ(2 * capacity); err != nil {
+	if r.cq, err = r.device.CreateCQ(verbs.CQInitAttr{CQE: 2 * capacity}); err != nil {
 		return err
 	}
 	r.qp, err = r.pd.CreateQP(verbs.QPInitAttr{

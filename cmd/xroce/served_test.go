@@ -53,7 +53,7 @@ func TestStatOfOthers(t *testing.T) {
 	folder := t.TempDir()
 	require.NoError(t, os.Chmod(filepath.Dir(folder), 0o755))
 	t.Setenv(control.Environment, folder)
-	d, err := verbs.OpenDevice(p.A.Name, verbs.Options{NetNS: p.A.Namespace.Path()})
+	d, err := verbs.OpenDevice(t.Context(), p.A.Name, verbs.Options{NetNS: p.A.Namespace.Path()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, arguments := range [][]string{{"stat"}, {"capture", "-w", "-"}} {

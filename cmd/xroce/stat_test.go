@@ -15,30 +15,29 @@ import (
 
 	"github.com/xroce/xroce/internal/control"
 	"github.com/xroce/xroce/internal/netlab"
-	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/verbs"
 )
 
 // observed makes an observation of a device.
-func observed(path string, uptime float64, counts, drops driver.Counts) observation {
+func observed(path string, uptime float64, counts, drops verbs.Counts) observation {
 	s := verbs.Snapshot{PID: 7, Format: verbs.SnapshotFormat, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	s.Device = driver.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3, State: "active"}
-	s.Counters = driver.CounterStatus{Counts: counts, Drops: drops}
+	s.Device = verbs.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3, State: "active"}
+	s.Counters = verbs.TransportCounters{Counts: counts, Drops: drops}
 	return observation{path: path, snapshot: s, document: json.RawMessage(`{"format":1}`)}
 }
 
 func TestStatReports(t *testing.T) {
 	before := []observation{
-		observed("a", 10, driver.Counts{"sent_pkts": 100, "rcvd_bytes": 0}, driver.Counts{"icrc_bad": 1}),
-		observed("b", 10, driver.Counts{"sent_pkts": 100}, nil),
+		observed("a", 10, verbs.Counts{"sent_pkts": 100, "rcvd_bytes": 0}, verbs.Counts{"icrc_bad": 1}),
+		observed("b", 10, verbs.Counts{"sent_pkts": 100}, nil),
 	}
 	now := []observation{
-		observed("a", 12, driver.Counts{"sent_pkts": 300, "sent_bytes": 500_000, "rcvd_bytes": 1_000_000, "retransmitted_pkts": 8},
-			driver.Counts{"icrc_bad": 1, "qp_state": 4}),
-		observed("b", 2, driver.Counts{"sent_pkts": 5}, nil),  // another device since
-		observed("c", 12, driver.Counts{"sent_pkts": 5}, nil), // a new one
+		observed("a", 12, verbs.Counts{"sent_pkts": 300, "sent_bytes": 500_000, "rcvd_bytes": 1_000_000, "retransmitted_pkts": 8},
+			verbs.Counts{"icrc_bad": 1, "qp_state": 4}),
+		observed("b", 2, verbs.Counts{"sent_pkts": 5}, nil),  // another device since
+		observed("c", 12, verbs.Counts{"sent_pkts": 5}, nil), // a new one
 	}
-	now[0].snapshot.Steering = driver.Counts{"redirected": 9, noSocket: 2, queuesAdded: 1}
+	now[0].snapshot.Steering = verbs.Counts{"redirected": 9, noSocket: 2, queuesAdded: 1}
 	list := reports(before, now)
 	require.Len(t, list, 1)
 	require.InDelta(t, 2, list[0].Seconds, 1e-9)
@@ -90,7 +89,7 @@ func TestStat(t *testing.T) {
 	t.Setenv(control.Environment, t.TempDir())
 	var devices []*verbs.Device
 	for _, e := range []*netlab.End{&pair.A, &pair.B} {
-		d, err := verbs.OpenDevice(e.Name, verbs.Options{NetNS: e.Namespace.Path()})
+		d, err := verbs.OpenDevice(t.Context(), e.Name, verbs.Options{NetNS: e.Namespace.Path()})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		devices = append(devices, d)
@@ -138,7 +137,7 @@ func TestStatOfStoppedProcess(t *testing.T) {
 	stopped := fmt.Sprintf("%s of process %d: no answer: is the process stopped?", pair.A.Name, server.command.Process.Pid)
 	requireWrongUse(t, nil, []string{"stat"}, stopped)
 
-	d, err := verbs.OpenDevice(pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
+	d, err := verbs.OpenDevice(t.Context(), pair.B.Name, verbs.Options{NetNS: pair.B.Namespace.Path()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	p := newProgram("stat", "-n", "1", "--interval", "20ms")

@@ -46,7 +46,7 @@ func (c *endCommand) runVerbs(peer net.Conn) (s sample, err error) {
 	if c.Mode == "generic" {
 		mode = verbs.XDPGeneric
 	}
-	if e.device, err = verbs.OpenDevice(c.Device, verbs.Options{Mode: mode}); err != nil {
+	if e.device, err = verbs.OpenDevice(context.Background(), c.Device, verbs.Options{Mode: mode}); err != nil {
 		return s, err
 	}
 	// Both ends find the same.
@@ -87,7 +87,7 @@ func (e *session) connect(mtu verbs.MTU) (err error) {
 	if e.mr, err = e.pd.RegMR(memory, access); err != nil {
 		return err
 	}
-	if e.cq, err = e.device.CreateCQ(4 * inFlight * e.Flows); err != nil {
+	if e.cq, err = e.device.CreateCQ(verbs.CQInitAttr{CQE: 4 * inFlight * e.Flows}); err != nil {
 		return err
 	}
 	o := verbs.ConnectOptions{PathMTU: mtu, Address: e.Address}

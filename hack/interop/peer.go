@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -121,14 +123,14 @@ var (
 )
 
 func (p *peer) open(c *command) (string, obtained, error) {
-	o := verbs.Options{CheckOwners: true, NoControl: true, Mode: xdpModes[c.Mode], MultiBuffer: multiBuffers[c.MultiBuffer]}
+	o := opener.CheckOwners(verbs.Options{NoControl: true, Mode: xdpModes[c.Mode], MultiBuffer: multiBuffers[c.MultiBuffer]})
 	switch c.Copy {
 	case "copy":
 		o.Copy = verbs.CopyOnly
 	case "zero":
 		o.Copy = verbs.ZeroCopy
 	}
-	device, err := verbs.OpenDevice(c.Device, o)
+	device, err := verbs.OpenDevice(context.Background(), c.Device, o)
 	if err != nil {
 		return "", obtained{}, err
 	}
@@ -164,7 +166,7 @@ func (p *peer) create(c *command) (*endpoint, error) {
 	if p.mr, err = p.pd.RegMR(buffer, access|granted); err != nil {
 		return nil, err
 	}
-	if p.cq, err = p.device.CreateCQ(4 * queueDepth); err != nil {
+	if p.cq, err = p.device.CreateCQ(verbs.CQInitAttr{CQE: 4 * queueDepth}); err != nil {
 		return nil, err
 	}
 	p.qp, err = p.pd.CreateQP(verbs.QPInitAttr{
@@ -179,7 +181,7 @@ func (p *peer) create(c *command) (*endpoint, error) {
 	}
 	// What the region grants, the queue pair permits.
 	const all = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal
-	p.options = verbs.ConnectOptions{AccessFlags: all, MaxRDAtomic: rdAtomic, Timeout: ackTimeout, Address: address}
+	p.options = verbs.ConnectOptions{AccessFlags: new(all), MaxRDAtomic: new(uint8(rdAtomic)), Timeout: roce.AckTimeout(ackTimeout), Address: address}
 	e, err := p.qp.Endpoint(p.options)
 	if err != nil {
 		return nil, err
@@ -198,7 +200,7 @@ func (p *peer) connect(c *command) error {
 		return err
 	}
 	e.QPN, e.PSN, e.MTU, e.RDAtomic = verbs.QPN(c.Remote.QPN), verbs.PSN(c.Remote.PSN), p.options.PathMTU, rdAtomic
-	p.options.RNRRetry, p.options.RetryCnt = uint8(c.RNRRetry), uint8(c.Retry)
+	p.options.RNRRetry, p.options.RetryCnt = new(uint8(c.RNRRetry)), new(uint8(c.Retry))
 	return p.qp.Connect(context.Background(), e, p.options)
 }
 
@@ -318,7 +320,7 @@ func (p *peer) wait(count int, seconds float64) (all []completion, err error) {
 func (p *peer) counters() map[string]uint64 {
 	c := p.device.Counters()
 	all := map[string]uint64{"received": c.Link.Received, "transmitted": c.Link.Transmitted, "receive_dropped": c.Link.ReceiveDropped}
-	for _, group := range []map[string]uint64{c.Transport.Named(), c.DropReasons()} {
+	for _, group := range []verbs.Counts{c.Counts, c.Drops} {
 		for name, n := range group {
 			all[name] = n
 		}
@@ -390,7 +392,7 @@ func (p *peer) close() error {
 		err = errors.Join(err, p.pd.Dealloc())
 	}
 	if p.device != nil {
-		err = errors.Join(err, p.device.Close()) // it fails if a buffer had no owner, or two
+		err = errors.Join(err, opener.InUse(p.device), p.device.Close()) // it fails if a buffer had no owner, or two
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -71,7 +72,7 @@ func (c *pingPongCommand) play(ctx context.Context) (seen map[string]uint64, err
 	if err != nil {
 		return nil, err
 	}
-	device, err := verbs.OpenDevice(c.Device, verbs.Options{CheckOwners: true, NoControl: true})
+	device, err := verbs.OpenDevice(ctx, c.Device, opener.CheckOwners(verbs.Options{NoControl: true}))
 	if err != nil {
 		return nil, err
 	}

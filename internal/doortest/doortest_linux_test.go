@@ -87,7 +87,7 @@ func TestKilledClient(t *testing.T) {
 		require.NoError(t, killed.Process.Kill())
 		require.ErrorContains(t, killed.Wait(), "killed")
 		require.NoError(t, g.foreign.Close())
-		require.Len(t, a.Snapshot().QPs, 1)
+		require.Len(t, a.QPs(), 1)
 	}
 	_, err := io.ReadAll(out)
 	require.NoError(t, err)
@@ -178,7 +178,7 @@ func TestAttachRefused(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrInUse)
 	_, err = g.foreign.CreateQP(config, queue.DoorbellSlots)
 	require.ErrorIs(t, err, driver.ErrInvalid)
-	require.Len(t, a.Snapshot().QPs, 1)
+	require.Len(t, a.QPs(), 1)
 	c := g.client(t)
 	require.NoError(t, c.roundTrip(rand.New(rand.NewPCG(1, 1)), 1), "the slot is still that of the first one")
 	require.NoError(t, g.qp.Close())
@@ -336,5 +336,5 @@ func TestHostileRings(t *testing.T) {
 	t.Logf("%d rounds beside %d steps in %d lives of %d clients", rounds, steps, lives, clients)
 	require.Greater(t, rounds, uint64(10))
 	require.Greater(t, lives, 10)
-	require.Len(t, a.Snapshot().QPs, 1)
+	require.Len(t, a.QPs(), 1)
 }

@@ -89,7 +89,7 @@ func vethDevices(t testing.TB) (a, b *driver.Device) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	for d, e := range map[**driver.Device]*netlab.End{&a: &pair.A, &b: &pair.B} {
-		l, err := xdp.Open(e.Name, xdp.Options{NetNS: e.Namespace.Path()})
+		l, err := xdp.Open(t.Context(), e.Name, xdp.Options{NetNS: e.Namespace.Path()})
 		require.NoError(t, err)
 		*d = open(t, l)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -170,7 +171,7 @@ func TestCase_B3_Answered(t *testing.T) {
 				jump(p) // the same news again starts no second resend
 				p.ExpectNothing(time.Millisecond)
 				end.ExpectNoCompletion()
-				require.Equal(t, uint64(1), end.Device.Counters().Transport.Recoveries)
+				require.Equal(t, uint64(1), opener.Counters(end.Device).Transport.Recoveries)
 				require.True(t, bytes.Equal(image, end.MR.Bytes()))
 				a.respond(p, 41, testWord)
 				end.ExpectSend(2, verbs.WCSuccess)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -241,7 +242,7 @@ func TestCase_B3_EveryOperation(t *testing.T) {
 			}
 			check()
 			require.Less(t, c.stage.Now()-start, time.Millisecond)
-			require.EqualValues(t, 1, c.a.Device.Counters().Transport.ImpliedNAKs)
+			require.EqualValues(t, 1, opener.Counters(c.a.Device).Transport.ImpliedNAKs)
 			require.True(t, bytes.Equal(c.a.Bytes(1024, 8), c.b.Bytes(1024, 8)))
 			require.True(t, bytes.Equal(c.a.Bytes(2048, 8), c.b.Bytes(2048, 8)))
 			support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", operation), support.Outcome{Requester: "asks again, at once"})
@@ -262,7 +263,7 @@ func TestWordAlignment(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, verbs.FreeBuffer(aligned)) })
 	for shift := range uint64(8) { // of the addresses
 		for skip := range uint64(8) { // of the memory
-			region, err := end.PD.RegMRIova(aligned[skip:], 0x10000+shift, puppet.AllAccess)
+			region, err := end.PD.RegMRIOVA(aligned[skip:], 0x10000+shift, puppet.AllAccess)
 			require.NoError(t, err)
 			for _, opcode := range []roce.Opcode{roce.RCCompareSwap, roce.RCFetchAdd, roce.RCAtomicWrite} {
 				for at := range uint64(8) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
@@ -23,7 +24,7 @@ func TestCase_F7_WhyDropped(t *testing.T) {
 	capture, err := end.Device.StartCapture(&file, verbs.CaptureOptions{BufferSize: 64 << 20})
 	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(2, 7))
-	counters := func() verbs.Counters { return end.Device.Counters() }
+	counters := func() opener.EngineCounters { return opener.Counters(end.Device) }
 	type event struct {
 		frame   []byte
 		comment string
@@ -60,7 +61,7 @@ func TestCase_F7_WhyDropped(t *testing.T) {
 			continue
 		}
 		if fatal++; fatal%3 == 0 { // in the error state for a while, too
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			p.Connect(end)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -30,7 +31,7 @@ func TestCase_B16(t *testing.T) {
 		end.PostRecv(1000+id, 0, 64)
 	}
 	p.ExpectPacket(roce.RCSendFirst, 40)
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	check := func(wcs []verbs.WC, first uint64) {
 		for i, wc := range wcs {
 			require.Equal(t, first+uint64(i), wc.WRID)
@@ -79,7 +80,7 @@ func TestCase_B16_Reset(t *testing.T) {
 		p.Ack(40, 1)
 		end.ExpectSend(0, verbs.WCSuccess)
 		end.ExpectRecv(0, verbs.WCSuccess)
-		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		require.Zero(t, end.QP.Outstanding())
 		p.ExpectNothing(time.Minute)
 		end.ExpectNoCompletion()
@@ -190,7 +191,7 @@ func TestCase_D3(t *testing.T) {
 		require.Equal(t, uint64(i), wc.WRID)
 		require.Equal(t, verbs.WCSuccess, wc.Status)
 	}
-	require.Equal(t, uint64(12), end.Device.Counters().Transport.CompletionsDropped)
+	require.Equal(t, uint64(12), opener.Counters(end.Device).Transport.CompletionsDropped)
 	support.Fault(t, "completion queue full", support.Outcome{Requester: verbs.StateError})
 }
 

@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -31,7 +31,7 @@ func hostile(random *rand.Rand, p *puppet.Puppet, end *puppet.End, expected roce
 	if random.IntN(4) == 0 {
 		packet.PSN = expected.Add(random.Uint32N(7) - 3)
 	}
-	stranger := end.Device.Driver().Link()
+	stranger := opener.Driver(end.Device).Link()
 	addresses, _ := stranger.Addresses()
 	wrongKey, wrongQPN, pad := uint16(random.Uint32()), roce.QPN(random.Uint32N(1<<24)), uint8(random.Uint32N(4))
 	switch random.IntN(16) {
@@ -67,13 +67,13 @@ func hostile(random *rand.Rand, p *puppet.Puppet, end *puppet.End, expected roce
 func TestCase_G5_DroppedOnce(t *testing.T) {
 	stage, end, p := sender(t)
 	random := rand.New(rand.NewPCG(1, 5))
-	status := func() (driver.QPStatus, *verbs.Counters) {
+	status := func() (verbs.QPStatus, *opener.EngineCounters) {
 		s, err := end.Device.Snapshot()
 		require.NoError(t, err)
-		c := end.Device.Counters()
+		c := opener.Counters(end.Device)
 		return s.QPs[0], &c
 	}
-	total := func(c *verbs.Counters) (n uint64) {
+	total := func(c *opener.EngineCounters) (n uint64) {
 		for _, k := range c.DropReasons() {
 			n += k
 		}
@@ -134,7 +134,7 @@ func TestCase_G5_DroppedOnce(t *testing.T) {
 		if after.State == "ERR" {
 			fatal++
 			if fatal%3 == 0 { // in the error state for a while, too
-				require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+				require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 				p.Connect(end)
 			}
 		}

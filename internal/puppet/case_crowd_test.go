@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -189,7 +190,7 @@ func TestCrowdFair(t *testing.T) {
 		require.Equal(t, count, len(done))
 		require.Greater(t, least, 10)
 		require.GreaterOrEqual(t, float64(least), 0.9*float64(most), "%d to %d messages by %v", least, most, opcode)
-		require.Zero(t, a.Device.Counters().Transport.Retransmitted)
+		require.Zero(t, opener.Counters(a.Device).Transport.Retransmitted)
 	}
 }
 

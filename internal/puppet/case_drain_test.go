@@ -1,12 +1,14 @@
 package puppet_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -18,7 +20,7 @@ import (
 
 // to changes the state.
 func to(end *puppet.End, state verbs.QPState) error {
-	return end.QP.ModifyQP(verbs.QPAttr{State: state}, verbs.QPStateMask)
+	return end.QP.Modify(context.Background(), verbs.QPAttr{State: state}, verbs.QPStateMask)
 }
 
 // narrow is sender with an engine whose window is so small.
@@ -33,7 +35,7 @@ func narrow(t *testing.T, window int, adjust ...func(*verbs.QPAttr)) (*puppet.St
 // requireDraining checks that the queue pair drains, and what it refuses meanwhile.
 func requireDraining(t *testing.T, end *puppet.End) {
 	t.Helper()
-	attr := end.QP.QueryQP()
+	attr := end.QP.Query()
 	require.Equal(t, verbs.StateSQD, attr.State)
 	require.True(t, attr.SQDraining)
 	require.ErrorIs(t, to(end, verbs.StateRTS), verbs.ErrTransition)
@@ -42,19 +44,19 @@ func requireDraining(t *testing.T, end *puppet.End) {
 		verbs.QPTimeout, verbs.QPRetryCnt, verbs.QPRNRRetry, verbs.QPMaxQPRDAtomic, verbs.QPMaxDestRDAtomic, verbs.QPAV,
 		verbs.QPMinRNRTimer, verbs.QPAccessFlags, verbs.QPPort, verbs.QPPKeyIndex,
 	} {
-		require.ErrorIs(t, end.QP.ModifyQP(attr, mask), verbs.ErrTransition, "%v", mask)
+		require.ErrorIs(t, end.QP.Modify(t.Context(), attr, mask), verbs.ErrTransition, "%v", mask)
 	}
-	now := end.QP.QueryQP()
+	now := end.QP.Query()
 	require.True(t, now.SQDraining)
 	require.EqualValues(t, 14, now.Timeout)
 	require.EqualValues(t, 4, now.MaxRDAtomic)
-	support.Object(t, "QP", "ModifyQP to RTS, or of attributes, while it drains", verbs.ErrTransition)
+	support.Object(t, "QP", "Modify to RTS, or of attributes, while it drains", verbs.ErrTransition)
 }
 
 // requireDrained checks that it has drained.
 func requireDrained(t *testing.T, end *puppet.End) {
 	t.Helper()
-	attr := end.QP.QueryQP()
+	attr := end.QP.Query()
 	require.Equal(t, verbs.StateSQD, attr.State)
 	require.False(t, attr.SQDraining)
 }
@@ -103,7 +105,7 @@ func TestDrainRead(t *testing.T) {
 	asked := []roce.PSN{p.Expect().PSN}
 	require.NoError(t, to(end, verbs.StateSQD))
 	for psn := roce.PSN(40); psn < 50; psn++ {
-		require.True(t, end.QP.QueryQP().SQDraining)
+		require.True(t, end.QP.Query().SQDraining)
 		require.ErrorIs(t, to(end, verbs.StateRTS), verbs.ErrTransition)
 		for p.Waiting() {
 			asked = append(asked, p.Expect().PSN)
@@ -253,7 +255,7 @@ func TestDrainAttributes(t *testing.T) {
 			}
 			p.ExpectNothing(time.Millisecond)
 			attr := verbs.QPAttr{Timeout: 10, RetryCnt: 1, RNRRetry: 0, MaxRDAtomic: limits[1]}
-			require.NoError(t, end.QP.ModifyQP(attr, verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic))
+			require.NoError(t, end.QP.Modify(t.Context(), attr, verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic))
 			require.NoError(t, to(end, verbs.StateRTS))
 			if limits[1] == 0 {
 				end.ExpectSend(0, verbs.WCLocQPOpErr)
@@ -266,7 +268,7 @@ func TestDrainAttributes(t *testing.T) {
 			again := p.ExpectPacket(roce.RCReadRequest, 41)
 			require.Equal(t, 4096*1024*time.Nanosecond, again.At-start.At)
 			end.ExpectSend(0, verbs.WCRetryExcErr)
-			require.Equal(t, uint64(2), end.Device.Counters().Transport.Timeouts)
+			require.Equal(t, uint64(2), opener.Counters(end.Device).Transport.Timeouts)
 		})
 	}
 	support.Object(t, "QP", "TIMEOUT, RETRY_CNT and MAX_QP_RD_ATOMIC changed in SQD", "hold from RTS on")
@@ -297,7 +299,7 @@ func TestDrainLimitToZero(t *testing.T) {
 		a.respond(p, 40, testWord)
 		end.ExpectSend(1, verbs.WCSuccess)
 		requireDrained(t, end)
-		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{}, verbs.QPMaxQPRDAtomic))
+		require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{}, verbs.QPMaxQPRDAtomic))
 		p.ExpectNothing(time.Second)
 		end.ExpectNoCompletion()
 		require.NoError(t, to(end, verbs.StateRTS))

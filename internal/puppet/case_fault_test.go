@@ -2,11 +2,13 @@ package puppet_test
 
 import (
 	"bytes"
+	"context"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -45,7 +47,7 @@ func (c *couple) request(id uint64, operation verbs.WROpcode, offset, length int
 // change has a's request packets of an opcode changed on their way, bytes from the BTH on, with a right ICRC; resends,
 // too: the fault is a's.
 func (c *couple) change(opcode roce.Opcode, edit func(bth []byte)) {
-	from := c.a.Device.Driver().Link().HardwareAddr()
+	from := opener.Driver(c.a.Device).Link().HardwareAddr()
 	c.wire.Change = func(frame []byte, p *roce.Packet) {
 		if p.SourceMAC == from && p.Opcode == opcode {
 			edit(frame[14+20+8:])
@@ -100,7 +102,7 @@ func on(access verbs.AccessFlags, odd int) func(*couple, *verbs.SendWR) {
 		for i := range buffer {
 			buffer[i] = 0xA5
 		}
-		mr, err := c.b.PD.RegMRIova(buffer[odd:], 1<<40, access)
+		mr, err := c.b.PD.RegMRIOVA(buffer[odd:], 1<<40, access)
 		c.b.Require(err)
 		c.b.Cleanup(func() error {
 			if !bytes.Equal(bytes.Repeat([]byte{0xA5}, len(buffer)), buffer) {
@@ -115,7 +117,7 @@ func on(access verbs.AccessFlags, odd int) func(*couple, *verbs.SendWR) {
 // oddAddress names an aligned word in memory by an address that is not.
 func oddAddress(opcode roce.Opcode) func(*couple, *verbs.SendWR) {
 	return func(c *couple, wr *verbs.SendWR) {
-		mr, err := c.b.PD.RegMRIova(make([]byte, 64), 1<<40+1, puppet.AllAccess)
+		mr, err := c.b.PD.RegMRIOVA(make([]byte, 64), 1<<40+1, puppet.AllAccess)
 		c.b.Require(err)
 		c.b.Cleanup(mr.Dereg)
 		wr.RemoteAddr, wr.RKey = 1<<40, mr.RKey()
@@ -249,7 +251,7 @@ func faults() []fault {
 			placed: 4096, bytes: 8},
 		{name: "queue pair in error", silent: true, recv: flushed, sent: verbs.WCRetryExcErr,
 			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
-				c.b.Require(c.b.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+				c.b.Require(c.b.QP.Modify(context.Background(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 			})},
 		{name: "unknown queue pair", silent: true, good: true, sent: verbs.WCRetryExcErr,
 			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[6] ^= 0x10 })},

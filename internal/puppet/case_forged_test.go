@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -19,7 +20,7 @@ func TestForgedLoopback(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end) // aims the puppet at the QP
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	gid, err := end.Device.QueryGID(0)
 	require.NoError(t, err)
 	attr := puppet.Attributes()
@@ -31,6 +32,6 @@ func TestForgedLoopback(t *testing.T) {
 	p.Send(packet)
 	stage.Pass(time.Millisecond)
 	require.Equal(t, before, end.Bytes(0, 4), "written from the wire")
-	counters := end.Device.Counters()
+	counters := opener.Counters(end.Device)
 	require.Equal(t, map[string]uint64{"address_mismatch": 1}, counters.DropReasons())
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -143,7 +144,7 @@ func TestCase_B1(t *testing.T) {
 		worst, total = max(worst, f.worst, stage.Now()-f.last), total+f.done
 		require.Greater(t, f.done, uint64(100))
 	}
-	c := a.Device.Counters().Transport
+	c := opener.Counters(a.Device).Transport
 	t.Logf("%d messages in %v, longest time without progress %v, %d of %d packets sent again, %d timeouts; heap %d KiB, then %d KiB",
 		total, duration, worst, c.Retransmitted, c.SentPackets, c.Timeouts, before>>10, after>>10)
 	require.NotZero(t, c.Timeouts)
@@ -227,7 +228,7 @@ func TestCase_B19(t *testing.T) {
 				if l.promised {
 					support.Fault(t, "loss at random: "+l.name, support.Outcome{Requester: verbs.WCSuccess})
 				}
-				ca, cb := a.Device.Counters().Transport, b.Device.Counters().Transport
+				ca, cb := opener.Counters(a.Device).Transport, opener.Counters(b.Device).Transport
 				t.Logf("%.2f Gbit/s, %d recoveries, %d timeouts, %d and %d packets sent", float64(messages)*message*8/seconds/1e9,
 					ca.Recoveries, ca.Timeouts, ca.SentPackets, cb.SentPackets)
 			})

@@ -29,8 +29,8 @@ func TestLowerLimitLostAnswers(t *testing.T) {
 	}
 	stage.Pass(time.Millisecond)
 	require.EqualValues(t, 4, loadWord(b, word))
-	require.NoError(t, b.QP.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.NoError(t, b.QP.ModifyQP(verbs.QPAttr{MaxDestRDAtomic: 1}, verbs.QPMaxDestRDAtomic))
+	require.NoError(t, b.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.NoError(t, b.QP.Modify(t.Context(), verbs.QPAttr{MaxDestRDAtomic: 1}, verbs.QPMaxDestRDAtomic))
 	lose = false
 	for i, wc := range a.Sends(4) {
 		require.Equal(t, verbs.WCSuccess, wc.Status, "%d %+v", i, wc)

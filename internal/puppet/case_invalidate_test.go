@@ -208,7 +208,7 @@ func registered(b *puppet.End, buffer []byte) *verbs.MR {
 
 // bindable registers buffer with address 0 for windows. Make it before the window, which must be gone first in the end.
 func bindable(b *puppet.End, buffer []byte) *verbs.MR {
-	mr, err := b.PD.RegMRIova(buffer, 0, verbs.AccessMWBind|verbs.AccessLocalWrite)
+	mr, err := b.PD.RegMRIOVA(buffer, 0, verbs.AccessMWBind|verbs.AccessLocalWrite)
 	b.Require(err)
 	b.Cleanup(mr.Dereg)
 	return mr

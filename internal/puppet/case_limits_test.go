@@ -51,7 +51,7 @@ func TestNotReady(t *testing.T) {
 		for operation := range rightOf {
 			t.Run(state.String()+" "+operation.String(), func(t *testing.T) {
 				c := newCouple(t)
-				attr := c.b.QP.QueryQP()
+				attr := c.b.QP.Query()
 				steps := []verbs.QPState{verbs.StateReset, verbs.StateInit}
 				if state != verbs.StateInit {
 					steps = []verbs.QPState{state}
@@ -61,7 +61,7 @@ func TestNotReady(t *testing.T) {
 					if attr.State == verbs.StateInit {
 						mask |= verbs.QPPKeyIndex | verbs.QPPort | verbs.QPAccessFlags
 					}
-					require.NoError(t, c.b.QP.ModifyQP(attr, mask))
+					require.NoError(t, c.b.QP.Modify(t.Context(), attr, mask))
 				}
 				image := bytes.Clone(c.b.MR.Bytes())
 				c.a.Post(c.request(1, operation, word, 8))

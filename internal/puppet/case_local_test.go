@@ -31,7 +31,7 @@ func window(end *puppet.End, id uint64) verbs.SendWR {
 	wr := end.Request(id, verbs.WRBindMW, 0, 0)
 	wr.RKey = verbs.IncRKey(mw.RKey())
 	wr.Bind = verbs.BindInfo{
-		LKey: end.MR.LKey(), Addr: end.MR.Addr(), Length: 64, Access: uint32(verbs.AccessRemoteWrite | verbs.AccessRemoteRead),
+		LKey: end.MR.LKey(), Addr: end.MR.Addr(), Length: 64, Access: verbs.AccessRemoteWrite | verbs.AccessRemoteRead,
 	}
 	return wr
 }
@@ -269,7 +269,7 @@ func TestCase_B21_Kinds(t *testing.T) {
 		"bind, window's key":  {bind(func(wr *verbs.SendWR) { wr.RKey += 1 << 20 }), verbs.WCMWBindErr},
 		"bind, range":         {bind(func(wr *verbs.SendWR) { wr.Bind.Addr-- }), verbs.WCMWBindErr},
 		"bind, length 0":      {bind(func(wr *verbs.SendWR) { wr.Bind.Length = 0 }), verbs.WCMWBindErr},
-		"bind, rights":        {bind(func(wr *verbs.SendWR) { wr.Bind.Access = uint32(verbs.AccessLocalWrite) }), verbs.WCMWBindErr},
+		"bind, rights":        {bind(func(wr *verbs.SendWR) { wr.Bind.Access = verbs.AccessLocalWrite }), verbs.WCMWBindErr},
 		"bind, unsignaled":    {bind(func(wr *verbs.SendWR) { wr.Bind.LKey ^= 1; wr.Flags = 0 }), verbs.WCMWBindErr},
 		"invalidate, no such": {func(end *puppet.End) verbs.SendWR { return invalidate(end, 3, 0xFFFFFF00) }, verbs.WCLocQPOpErr},
 		"invalidate, plain":   {func(end *puppet.End) verbs.SendWR { return invalidate(end, 3, end.MR.RKey()) }, verbs.WCLocQPOpErr},

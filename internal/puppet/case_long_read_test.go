@@ -151,8 +151,8 @@ func TestRestingPathChange(t *testing.T) {
 	stage.Pass(time.Millisecond)
 	next := roce.PSN(100)
 	require.Equal(t, 1, responses(t, reader, &next))
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{AH: end.QP.QueryQP().AH}, verbs.QPAV))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{AH: end.QP.Query().AH}, verbs.QPAV))
 	stage.Pass(100 * time.Millisecond)
 	require.Equal(t, 999, responses(t, reader, &next))
 }

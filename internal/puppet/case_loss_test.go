@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -48,7 +49,7 @@ func TestCase_B2_LastPacket(t *testing.T) {
 			require.GreaterOrEqual(t, waited, timeout)
 			require.LessOrEqual(t, waited, timeout+2*latency, "the last acknowledgement started the timer anew")
 			require.Len(t, packets, 4+int(44-c.from), "one resend")
-			require.Equal(t, uint64(1), a.Device.Counters().Transport.Timeouts)
+			require.Equal(t, uint64(1), opener.Counters(a.Device).Transport.Timeouts)
 		})
 	}
 	support.Fault(t, "last packet of a message lost", support.Outcome{Requester: "sends again after the ACK timeout"})
@@ -153,7 +154,7 @@ func TestCase_B3(t *testing.T) {
 	p.Ack(42, 3)
 	p.ExpectNothing(time.Millisecond)
 	end.ExpectNoCompletion()
-	require.Equal(t, uint64(1), end.Device.Counters().Transport.Recoveries)
+	require.Equal(t, uint64(1), opener.Counters(end.Device).Transport.Recoveries)
 
 	data := bytes.Repeat([]byte{0x5A}, 1024)
 	p.Respond(roce.RCReadResponseOnly, 41, data)
@@ -254,7 +255,7 @@ func TestReadResponseGap(t *testing.T) {
 	for i := range 4 {
 		require.Equal(t, piece(i), end.Bytes(1024*i, 1024), "packet %d", i)
 	}
-	require.Equal(t, uint64(1), end.Device.Counters().Transport.Recoveries)
+	require.Equal(t, uint64(1), opener.Counters(end.Device).Transport.Recoveries)
 	p.ExpectNothing(time.Minute)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -23,7 +24,7 @@ import (
 
 // drops returns how often packets were dropped, by reason.
 func drops(e *puppet.End) map[string]uint64 {
-	c := e.Device.Counters()
+	c := opener.Counters(e.Device)
 	return c.DropReasons()
 }
 
@@ -115,7 +116,7 @@ func TestWrongICRCAtAnotherShard(t *testing.T) {
 	}
 	p.ExpectNothing(time.Second)
 	require.Equal(t, map[string]uint64{"icrc_bad": count}, drops(end))
-	require.Zero(t, end.Device.Counters().Transport.HandedOver, "checked before it takes a place in an inbox")
+	require.Zero(t, opener.Counters(end.Device).Transport.HandedOver, "checked before it takes a place in an inbox")
 	require.True(t, bytes.Equal(image, end.MR.Bytes()))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
@@ -123,7 +124,7 @@ func TestWrongICRCAtAnotherShard(t *testing.T) {
 		p.Send(write(end, 100)) // a duplicate
 	}
 	p.ExpectAck(100, 1)
-	require.Greater(t, end.Device.Counters().Transport.HandedOver, uint64(5), "packets do come in elsewhere")
+	require.Greater(t, opener.Counters(end.Device).Transport.HandedOver, uint64(5), "packets do come in elsewhere")
 }
 
 // cutTo makes a frame's UDP payload size bytes long, with lengths that fit.
@@ -143,7 +144,7 @@ func TestCase_A4_Runts(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end)
-	attributes := end.QP.QueryQP()
+	attributes := end.QP.Query()
 	image := string(end.MR.Bytes())
 	for opcode := range 256 {
 		reason, smallest := "opcode_unknown", roce.BTHLength
@@ -165,7 +166,7 @@ func TestCase_A4_Runts(t *testing.T) {
 		}
 	}
 	p.ExpectNothing(time.Second)
-	require.Equal(t, attributes, end.QP.QueryQP())
+	require.Equal(t, attributes, end.QP.Query())
 	require.Equal(t, image, string(end.MR.Bytes()))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
@@ -180,7 +181,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 			end := stage.NewEnd(puppet.EndOptions{})
 			p := stage.NewPuppet()
 			p.Connect(end, func(a *verbs.QPAttr) { a.AH.SGIDIndex = index })
-			attributes := end.QP.QueryQP()
+			attributes := end.QP.Query()
 			for ip := -80; ip <= 80; ip++ {
 				for _, udp := range []int{-80, -56, -50, -44, -40, -9, -4, -1, 0, 1, 4, 80} {
 					if ip >= 0 && udp == 0 && ip <= 20 {
@@ -199,7 +200,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 				}
 			}
 			p.ExpectNothing(time.Second)
-			require.Equal(t, attributes, end.QP.QueryQP())
+			require.Equal(t, attributes, end.QP.Query())
 			packet := write(end, 100)
 			packet.Wrong = puppet.Wrong{IPLength: 20, Trailer: 20}
 			p.Send(packet)
@@ -362,7 +363,7 @@ func TestCase_A17(t *testing.T) {
 			end := stage.NewEnd(puppet.EndOptions{})
 			p := stage.NewPuppet()
 			p.Connect(end)
-			attributes := end.QP.QueryQP()
+			attributes := end.QP.Query()
 			// One that would be answered with a NAK, one that would be executed, one that would be acknowledged.
 			for _, psn := range []roce.PSN{101, 100, 99} {
 				packet := write(end, psn)
@@ -376,7 +377,7 @@ func TestCase_A17(t *testing.T) {
 			p.ExpectNothing(time.Millisecond)
 			end.ExpectNoCompletion()
 			require.Equal(t, map[string]uint64{c.reason: 4}, drops(end))
-			require.Equal(t, attributes, end.QP.QueryQP())
+			require.Equal(t, attributes, end.QP.Query())
 			p.Ack(40, 1)
 			end.ExpectSend(1, verbs.WCSuccess)
 			p.Send(write(end, 100))
@@ -402,7 +403,7 @@ func TestCase_A5_Noise(t *testing.T) {
 	// Damage to what the ICRC leaves out does no harm: source MAC, type of service, time to live, congestion bits.
 	require.Equal(t, verbs.StateRTS, end.QP.State())
 	require.Equal(t, image[4:], string(end.MR.Bytes()[4:]))
-	counters := end.Device.Counters()
+	counters := opener.Counters(end.Device)
 	counted := counters.Transport.ReceivedPackets
 	for _, n := range counters.DropReasons() {
 		counted += n

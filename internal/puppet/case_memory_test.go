@@ -34,7 +34,7 @@ func TestCase_C1(t *testing.T) {
 	const size = 0x20000 // of both regions
 	const top = 1<<64 - size
 	for name, c := range map[string]struct {
-		inTop  bool // the region that reaches up to the end of the address space, else the one at Iova
+		inTop  bool // the region that reaches up to the end of the address space, else the one at IOVA
 		va     uint64
 		length uint32
 		good   bool
@@ -44,15 +44,15 @@ func TestCase_C1(t *testing.T) {
 		"wraps into the region":      {false, 1<<64 - 0x400, 0x80000000, false},
 		"last byte of the space":     {false, 1<<64 - 1, 1, false},
 		"address 0":                  {false, 0, 1, false},
-		"one below":                  {false, puppet.Iova - 1, 1, false},
-		"one below, reaching in":     {false, puppet.Iova - 1, 1024, false},
-		"first byte":                 {false, puppet.Iova, 1, true},
-		"last byte":                  {false, puppet.Iova + size - 1, 1, true},
-		"one above":                  {false, puppet.Iova + size, 1, false},
-		"end, one too long":          {false, puppet.Iova + size - 0x400, 0x401, false},
-		"end, exactly":               {false, puppet.Iova + size - 0x400, 0x400, true},
-		"one longer than the region": {false, puppet.Iova, size + 1, false},
-		"2^31":                       {false, puppet.Iova, 1 << 31, false},
+		"one below":                  {false, puppet.IOVA - 1, 1, false},
+		"one below, reaching in":     {false, puppet.IOVA - 1, 1024, false},
+		"first byte":                 {false, puppet.IOVA, 1, true},
+		"last byte":                  {false, puppet.IOVA + size - 1, 1, true},
+		"one above":                  {false, puppet.IOVA + size, 1, false},
+		"end, one too long":          {false, puppet.IOVA + size - 0x400, 0x401, false},
+		"end, exactly":               {false, puppet.IOVA + size - 0x400, 0x400, true},
+		"one longer than the region": {false, puppet.IOVA, size + 1, false},
+		"2^31":                       {false, puppet.IOVA, 1 << 31, false},
 		"2^31 up to the end":         {false, 1<<64 - 1<<31, 1 << 31, false},
 		"top, wraps to 0":            {true, 1<<64 - 0x400, 0x400, true},
 		"top, wraps beyond 0":        {true, 1<<64 - 0x400, 0x401, false},
@@ -68,7 +68,7 @@ func TestCase_C1(t *testing.T) {
 		for _, opcode := range []roce.Opcode{roce.RCWriteOnly, roce.RCReadRequest} {
 			t.Run(fmt.Sprintf("%v %s", opcode, name), func(t *testing.T) {
 				_, end, p := sender(t)
-				high, err := end.PD.RegMRIova(make([]byte, size), top, puppet.AllAccess)
+				high, err := end.PD.RegMRIOVA(make([]byte, size), top, puppet.AllAccess)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, high.Dereg()) }()
 				image := bytes.Clone(end.MR.Bytes())
@@ -101,8 +101,8 @@ func TestCase_C1_DuplicateRead(t *testing.T) {
 	expectRead(p, end, 100, 1, 0, 4096)
 	for _, reth := range []roce.RETHFields{
 		{VA: 1<<64 - 0x400, Length: 0x400}, {VA: 1<<64 - 0x400, Length: 0x401}, {VA: 0, Length: 4096},
-		{VA: puppet.Iova + 1<<17, Length: 4096}, {VA: puppet.Iova + 4096, Length: 1024}, {VA: puppet.Iova, Length: 1 << 31},
-		{VA: puppet.Iova, Length: 1<<32 - 1},
+		{VA: puppet.IOVA + 1<<17, Length: 4096}, {VA: puppet.IOVA + 4096, Length: 1024}, {VA: puppet.IOVA, Length: 1 << 31},
+		{VA: puppet.IOVA, Length: 1<<32 - 1},
 	} {
 		reth.RKey = end.MR.RKey()
 		p.Send(access(roce.RCReadRequest, 100, reth))
@@ -123,7 +123,7 @@ func TestCase_C2(t *testing.T) {
 	psn, msn := roce.PSN(100), uint32(1)
 	for _, opcode := range []roce.Opcode{roce.RCWriteOnly, roce.RCReadRequest, roce.RCWriteOnlyImmediate} {
 		for _, reth := range []roce.RETHFields{
-			{}, {RKey: 1<<32 - 1, VA: 1<<64 - 1}, {RKey: end.MR.RKey() ^ 1, VA: puppet.Iova}, {RKey: end.MR.RKey(), VA: 1},
+			{}, {RKey: 1<<32 - 1, VA: 1<<64 - 1}, {RKey: end.MR.RKey() ^ 1, VA: puppet.IOVA}, {RKey: end.MR.RKey(), VA: 1},
 		} {
 			if opcode == roce.RCWriteOnlyImmediate && msn > 9 {
 				break // one receive for it, one for the SEND
@@ -193,7 +193,7 @@ func TestCase_B4(t *testing.T) {
 				stage.Connect(a, b)
 				pd, err := b.Device.AllocPD()
 				require.NoError(t, err)
-				stranger, err := pd.RegMRIova(make([]byte, 4096), puppet.Iova, puppet.AllAccess)
+				stranger, err := pd.RegMRIOVA(make([]byte, 4096), puppet.IOVA, puppet.AllAccess)
 				require.NoError(t, err)
 				b.PostRecv(1, 0, 4096)
 				image := bytes.Clone(b.MR.Bytes())
@@ -265,7 +265,7 @@ func TestRightsChange(t *testing.T) {
 	_, end, p := sender(t)
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{AccessFlags: verbs.AccessRemoteRead}, verbs.QPAccessFlags))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{AccessFlags: verbs.AccessRemoteRead}, verbs.QPAccessFlags))
 	p.Send(read(end, 101, 0, 8))
 	expectRead(p, end, 101, 2, 0, 8)
 	p.Send(write(end, 102))

@@ -147,14 +147,14 @@ func TestCase_A9(t *testing.T) {
 
 	attr := puppet.Attributes()
 	attr.State = verbs.StateInit
-	require.NoError(t, end.QP.ModifyQP(attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.NoError(t, end.QP.Modify(t.Context(), attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 	gid, err := peer.Device.QueryGID(0)
 	require.NoError(t, err)
 	attr.State, attr.AH.DGID, attr.DestQPN = verbs.StateRTR, gid, peer.QP.QPN()
 	mask := verbs.QPStateMask | verbs.QPAV | verbs.QPPathMTU | verbs.QPDestQPN | verbs.QPRQPSN | verbs.QPMaxDestRDAtomic | verbs.QPMinRNRTimer
 	for mtu, need := range map[verbs.MTU]string{verbs.MTU2048: "2144", verbs.MTU4096: "4192"} {
 		attr.PathMTU = mtu
-		err = end.QP.ModifyQP(attr, mask)
+		err = end.QP.Modify(t.Context(), attr, mask)
 		require.ErrorIs(t, err, verbs.ErrPathMTU)
 		for _, text := range []string{mtu.String(), need, "1500", "small"} {
 			require.ErrorContains(t, err, text)
@@ -163,7 +163,7 @@ func TestCase_A9(t *testing.T) {
 	}
 	require.Empty(t, wire.Packets)
 	attr.PathMTU = verbs.MTU1024
-	require.NoError(t, end.QP.ModifyQP(attr, mask))
+	require.NoError(t, end.QP.Modify(t.Context(), attr, mask))
 }
 
 // TestCase_A9_MixedEnds: Connect picks the smaller path MTU of both ends.
@@ -190,7 +190,7 @@ func TestCase_A9_MixedEnds(t *testing.T) {
 			}
 			for i, e := range ends {
 				require.NoError(t, e.QP.Connect(context.Background(), endpoints[1-i], verbs.ConnectOptions{}))
-				require.Equal(t, c.want, e.QP.QueryQP().PathMTU)
+				require.Equal(t, c.want, e.QP.Query().PathMTU)
 			}
 			wire := stage.Watch()
 			move(t, ends[0], ends[1], verbs.WRRDMAWrite, 3*c.want.Bytes(), 0)

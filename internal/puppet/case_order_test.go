@@ -92,7 +92,7 @@ func TestOrderOfChecks(t *testing.T) {
 						p.ExpectAck(psn, 0)
 						psn++
 					}
-					require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{AccessFlags: o.rights}, verbs.QPAccessFlags))
+					require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{AccessFlags: o.rights}, verbs.QPAccessFlags))
 					if !o.none {
 						element := end.MR.SGE(4096, 64)
 						if o.sge != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -67,7 +68,7 @@ func TestOneNAK(t *testing.T) {
 		p.Send(write(end, next))
 		p.ExpectAck(next, uint32(2+round))
 	}
-	require.Equal(t, uint64(3), end.Device.Counters().Transport.SentSequenceNAKs)
+	require.Equal(t, uint64(3), opener.Counters(end.Device).Transport.SentSequenceNAKs)
 	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence, Responder: "drops what is behind the gap"})
 }
 
@@ -382,16 +383,16 @@ func TestReadyToReceive(t *testing.T) {
 	end := stage.NewEnd(puppet.EndOptions{})
 	p := stage.NewPuppet()
 	p.Connect(end)
-	attr := end.QP.QueryQP()
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+	attr := end.QP.Query()
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 	p.Send(write(end, 100))
 	p.ExpectNothing(time.Second)
 	attr.State = verbs.StateInit
-	require.NoError(t, end.QP.ModifyQP(attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+	require.NoError(t, end.QP.Modify(t.Context(), attr, verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
 	p.Send(write(end, 100))
 	p.ExpectNothing(time.Second)
 	attr.State = verbs.StateRTR
-	require.NoError(t, end.QP.ModifyQP(attr,
+	require.NoError(t, end.QP.Modify(t.Context(), attr,
 		verbs.QPStateMask|verbs.QPAV|verbs.QPPathMTU|verbs.QPDestQPN|verbs.QPRQPSN|verbs.QPMaxDestRDAtomic|verbs.QPMinRNRTimer))
 	p.Send(write(end, 100))
 	p.ExpectAck(100, 1)

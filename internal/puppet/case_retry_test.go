@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -45,7 +46,7 @@ func TestCase_B9(t *testing.T) {
 				end.ExpectSend(2, verbs.WCWRFlushErr)
 				require.Equal(t, verbs.StateError, end.QP.State())
 				p.ExpectNothing(time.Minute)
-				require.Equal(t, uint64(1), end.Device.Counters().Transport.RetriesExceeded)
+				require.Equal(t, uint64(1), opener.Counters(end.Device).Transport.RetriesExceeded)
 			})
 		}
 	}
@@ -202,7 +203,7 @@ func TestCase_B7_OtherQP(t *testing.T) {
 	}
 	end.ExpectNoCompletion()
 	before := stage.Now()
-	require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
+	require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 	end.ExpectSend(1, verbs.WCWRFlushErr)
 	require.Equal(t, before, stage.Now())
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
@@ -53,7 +54,7 @@ func TestRNRCost(t *testing.T) {
 		a.ExpectSend(uint64(received), verbs.WCSuccess)
 	}
 	// A wait of 10 us takes 12 with the way there and back, so 100 us are eight of them, of four packets.
-	again := a.Device.Counters().Transport.Retransmitted
+	again := opener.Counters(a.Device).Transport.Retransmitted
 	require.Less(t, again, uint64(40*messages))
 	t.Logf("%d packets sent again for %d messages", again, messages)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
@@ -190,7 +191,7 @@ func TestOneRecovery(t *testing.T) {
 		again := all()
 		require.Equal(t, timeout, all().At-again.At)
 		end.ExpectNoCompletion()
-		require.Equal(t, uint64(2), end.Device.Counters().Transport.Recoveries)
+		require.Equal(t, uint64(2), opener.Counters(end.Device).Transport.Recoveries)
 		a.respond(p, 40, testWord)
 		p.Ack(41, 2)
 		a.respond(p, 42, testWord)
@@ -226,7 +227,7 @@ func TestCase_B6_Atomics(t *testing.T) {
 		for id := uint64(3); id <= 5; id++ {
 			a.expect(t, end, p, id, 39+roce.PSN(id))
 		}
-		require.Zero(t, end.Device.Counters().Transport.Timeouts)
+		require.Zero(t, opener.Counters(end.Device).Transport.Timeouts)
 		p.Ack(41, 2)
 		for id := uint64(3); id <= 5; id++ {
 			a.respond(p, 39+roce.PSN(id), testWord)

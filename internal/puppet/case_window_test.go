@@ -84,7 +84,7 @@ func TestCase_C1_Words(t *testing.T) {
 	r := &tries{t: t, end: end, p: p}
 	for _, base := range []uint64{0x10000, top, 0} {
 		buffer := make([]byte, size)
-		region, err := end.PD.RegMRIova(buffer, base, puppet.AllAccess)
+		region, err := end.PD.RegMRIOVA(buffer, base, puppet.AllAccess)
 		require.NoError(t, err)
 		w := newWindow(end, verbs.MWType1)
 		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: region, Addr: base, Length: size, Access: windowRights})
@@ -209,7 +209,7 @@ func TestWindowRights(t *testing.T) {
 			} {
 				t.Run(fmt.Sprintf("type %d %v %s", kind, opcode, name), func(t *testing.T) {
 					_, end, p := sender(t)
-					mr, err := end.PD.RegMRIova(make([]byte, 64), 0, verbs.AccessLocalWrite|verbs.AccessMWBind|c.region)
+					mr, err := end.PD.RegMRIOVA(make([]byte, 64), 0, verbs.AccessLocalWrite|verbs.AccessMWBind|c.region)
 					require.NoError(t, err)
 					end.Cleanup(mr.Dereg)
 					w := newWindow(end, kind)
@@ -223,7 +223,7 @@ func TestWindowRights(t *testing.T) {
 		// What the region's owner may not do himself he cannot grant.
 		for _, right := range []verbs.AccessFlags{verbs.AccessRemoteWrite, verbs.AccessRemoteAtomic} {
 			_, end, p := sender(t)
-			mr, err := end.PD.RegMRIova(make([]byte, 64), 0, verbs.AccessMWBind|verbs.AccessRemoteRead)
+			mr, err := end.PD.RegMRIOVA(make([]byte, 64), 0, verbs.AccessMWBind|verbs.AccessRemoteRead)
 			require.NoError(t, err)
 			end.Cleanup(mr.Dereg)
 			w := newWindow(end, kind)
@@ -315,7 +315,7 @@ func TestWindowsOfPastLives(t *testing.T) {
 		p.Send(reach(roce.RCReadRequest, 100, key, region.Addr(), 8))
 		p.Expect().Is(roce.RCReadResponseOnly, 100)
 
-		require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+		require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		p.Connect(end)
 		p.Send(reach(roce.RCReadRequest, 100, key, region.Addr(), 8))
 		if kind == verbs.MWType1 {
@@ -323,14 +323,14 @@ func TestWindowsOfPastLives(t *testing.T) {
 			require.ErrorIs(t, region.Dereg(), verbs.ErrInUse)
 		} else {
 			p.ExpectNAK(100, refused)
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			p.Connect(end)
 			bind(end, w, verbs.WCSuccess, b)
 			require.ErrorIs(t, region.Dereg(), verbs.ErrInUse)
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 			p.Connect(end)
 			bind(end, w, verbs.WCSuccess, b) // the one that the life before has bound does not count any more
-			require.NoError(t, end.QP.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
+			require.NoError(t, end.QP.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))
 		}
 	}
 }

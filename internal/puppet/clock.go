@@ -3,6 +3,7 @@ package puppet
 import (
 	"time"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -60,7 +61,7 @@ func (v *Virtual) settle() {
 	for again := true; again; {
 		again = false
 		for _, d := range v.devices {
-			again = d.Driver().Drive() || again
+			again = opener.Driver(d).Drive() || again
 		}
 	}
 }
@@ -69,7 +70,7 @@ func (v *Virtual) settle() {
 func (v *Virtual) next() (at time.Duration, found bool) {
 	at, found = v.network.NextArrival()
 	for _, d := range v.devices {
-		if t, ok := d.Driver().NextDeadline(); ok && (!found || time.Duration(t) < at) {
+		if t, ok := opener.Driver(d).NextDeadline(); ok && (!found || time.Duration(t) < at) {
 			at, found = time.Duration(t), true
 		}
 	}

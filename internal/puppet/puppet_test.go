@@ -7,9 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/puppet"
 	"github.com/xroce/xroce/internal/support"
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -90,7 +92,7 @@ func TestWrong(t *testing.T) {
 				return
 			}
 			p.ExpectNothing(time.Second)
-			counters := end.Device.Counters()
+			counters := opener.Counters(end.Device)
 			require.Equal(t, map[string]uint64{c.reason.String(): 1}, counters.DropReasons())
 			packet.Wrong = puppet.Wrong{}
 			p.Send(packet)
@@ -124,11 +126,11 @@ func TestReal(t *testing.T) {
 	require.NoError(t, err)
 	far, err := network.NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
-	device, err := verbs.NewDevice(near, verbs.EngineOptions{})
+	device, err := opener.Open[verbs.Device](near, driver.Options{})
 	require.NoError(t, err)
 	pd, err := device.AllocPD()
 	require.NoError(t, err)
-	cq, err := device.CreateCQ(16)
+	cq, err := device.CreateCQ(verbs.CQInitAttr{CQE: 16})
 	require.NoError(t, err)
 	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/simulation"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
@@ -55,8 +56,8 @@ type End struct {
 	t     testing.TB
 }
 
-// Iova is the address of an End's region: an odd one, which no other region has.
-const Iova = uint64(0x5_0000_0111)
+// IOVA is the address of an End's region: an odd one, which no other region has.
+const IOVA = uint64(0x5_0000_0111)
 
 // AllAccess is every right that there is.
 const AllAccess = verbs.AccessLocalWrite | PeerAccess | verbs.AccessMWBind
@@ -73,14 +74,14 @@ func (s *Stage) NewEnd(o EndOptions) *End {
 	e := &End{Device: d, stage: s, t: s.t}
 	e.PD, err = d.AllocPD()
 	require.NoError(s.t, err)
-	e.SendCQ, err = d.CreateCQ(orDefault(o.CQE, 256))
+	e.SendCQ, err = d.CreateCQ(verbs.CQInitAttr{CQE: orDefault(o.CQE, 256)})
 	require.NoError(s.t, err)
-	e.RecvCQ, err = d.CreateCQ(orDefault(o.CQE, 256))
+	e.RecvCQ, err = d.CreateCQ(verbs.CQInitAttr{CQE: orDefault(o.CQE, 256)})
 	require.NoError(s.t, err)
 	e.QP = e.NewQP(o.Cap)
 	buffer := make([]byte, 1+orDefault(o.Memory, 128<<10))[1:] // its words are aligned where their addresses are
 	_, _ = rand.NewChaCha8([32]byte{byte(s.ends)}).Read(buffer)
-	e.MR, err = e.PD.RegMRIova(buffer, Iova, AllAccess)
+	e.MR, err = e.PD.RegMRIOVA(buffer, IOVA, AllAccess)
 	require.NoError(s.t, err)
 	s.t.Cleanup(e.close)
 	return e
@@ -105,7 +106,7 @@ func (e *End) NewQP(c verbs.QPCap) *verbs.QP {
 
 func (e *End) close() {
 	for _, undo := range []func() error{
-		e.QP.Destroy, e.SendCQ.Destroy, e.RecvCQ.Destroy, e.MR.Dereg, e.PD.Dealloc, e.Device.Close,
+		e.QP.Destroy, e.SendCQ.Destroy, e.RecvCQ.Destroy, e.MR.Dereg, e.PD.Dealloc, func() error { return opener.InUse(e.Device) }, e.Device.Close,
 	} {
 		e.undo(undo)
 	}
@@ -239,7 +240,7 @@ func Establish(t testing.TB, qp *verbs.QP, attr verbs.QPAttr) {
 		{verbs.StateRTS, verbs.QPSQPSN | verbs.QPTimeout | verbs.QPRetryCnt | verbs.QPRNRRetry | verbs.QPMaxQPRDAtomic},
 	} {
 		attr.State = step.state
-		require.NoError(t, qp.ModifyQP(attr, verbs.QPStateMask|step.mask))
+		require.NoError(t, qp.Modify(t.Context(), attr, verbs.QPStateMask|step.mask))
 	}
 }
 

@@ -3,6 +3,7 @@ package puppet
 import (
 	"time"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 )
@@ -59,7 +60,7 @@ func (s *Stage) Watch() *Wire {
 func (w *Wire) From(e *End) []Sent {
 	var list []Sent
 	for _, s := range w.Packets {
-		if s.From == e.Device.Driver().Link().HardwareAddr() {
+		if s.From == opener.Driver(e.Device).Link().HardwareAddr() {
 			list = append(list, s)
 		}
 	}

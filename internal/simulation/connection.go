@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -120,11 +121,11 @@ func (c *connection) connect(s, peer *side, number int, send, receive uint8) err
 		address, index = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(2 - number)}), 1
 	}
 	access := verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic | verbs.AccessFlushGlobal
-	if err := s.qp.ModifyQP(verbs.QPAttr{State: verbs.StateInit, PortNum: 1, AccessFlags: access},
+	if err := s.qp.Modify(context.Background(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1, AccessFlags: access},
 		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags); err != nil {
 		return err
 	}
-	if err := s.qp.ModifyQP(verbs.QPAttr{
+	if err := s.qp.Modify(context.Background(), verbs.QPAttr{
 		State: verbs.StateRTR, PathMTU: g.mtu, DestQPN: peer.qp.QPN(), RQPSN: peer.psn, MaxDestRDAtomic: receive,
 		MinRNRTimer: []uint8{1, 12, 16, 20}[g.random.IntN(4)], // 0.01, 0.64, 2.56 and 10.24 ms
 		AH:          verbs.AHAttr{DGID: roce.GIDFromAddr(address), SGIDIndex: index},
@@ -135,7 +136,7 @@ func (c *connection) connect(s, peer *side, number int, send, receive uint8) err
 	if g.harsh {
 		retries = uint8(g.random.IntN(8))
 	}
-	return s.qp.ModifyQP(verbs.QPAttr{
+	return s.qp.Modify(context.Background(), verbs.QPAttr{
 		State: verbs.StateRTS, SQPSN: s.psn, MaxRDAtomic: send, RetryCnt: retries, RNRRetry: 7,
 		Timeout: uint8(8 + g.random.IntN(6)), // 1 to 34 ms
 	}, verbs.QPStateMask|verbs.QPSQPSN|verbs.QPTimeout|verbs.QPRetryCnt|verbs.QPRNRRetry|verbs.QPMaxQPRDAtomic)
@@ -199,7 +200,7 @@ func (c *connection) interfere() error {
 
 // stop moves a queue pair out of RTS. From then on no byte of its plot may change.
 func (c *connection) stop(s *side, state verbs.QPState) error {
-	if err := s.qp.ModifyQP(verbs.QPAttr{State: state}, verbs.QPStateMask); err != nil {
+	if err := s.qp.Modify(context.Background(), verbs.QPAttr{State: state}, verbs.QPStateMask); err != nil {
 		return err
 	}
 	if s.frozen == nil {
@@ -227,7 +228,7 @@ func (c *connection) finish() error {
 		}
 	}
 	for i, s := range c.sides {
-		if err := s.qp.ModifyQP(verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask); err != nil {
+		if err := s.qp.Modify(context.Background(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask); err != nil {
 			return err
 		}
 		if err := c.dropKeys(s); err != nil {
@@ -294,10 +295,10 @@ func (c *connection) turnDrain(s *side, f *flow) error {
 	case s.drain.phase == running:
 		if !c.failing && g.chance(300) {
 			s.drain.phase = draining
-			return s.qp.ModifyQP(verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask)
+			return s.qp.Modify(context.Background(), verbs.QPAttr{State: verbs.StateSQD}, verbs.QPStateMask)
 		}
 	case s.drain.phase == draining:
-		if s.qp.QueryQP().SQDraining {
+		if s.qp.Query().SQDraining {
 			if err := c.resume(s); err != nil && !errors.Is(err, verbs.ErrTransition) {
 				return err
 			}
@@ -314,7 +315,7 @@ func (c *connection) turnDrain(s *side, f *flow) error {
 		s.drain.turns--
 	case g.chance(2) && f.depth > 1:
 		f.depth = 1 + g.random.IntN(f.depth) // the peer still grants what it did
-		return s.qp.ModifyQP(verbs.QPAttr{MaxRDAtomic: uint8(f.depth), Timeout: uint8(8 + g.random.IntN(6))},
+		return s.qp.Modify(context.Background(), verbs.QPAttr{MaxRDAtomic: uint8(f.depth), Timeout: uint8(8 + g.random.IntN(6))},
 			verbs.QPMaxQPRDAtomic|verbs.QPTimeout)
 	default:
 		return c.resume(s)
@@ -323,7 +324,7 @@ func (c *connection) turnDrain(s *side, f *flow) error {
 }
 
 func (c *connection) resume(s *side) error {
-	err := s.qp.ModifyQP(verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask)
+	err := s.qp.Modify(context.Background(), verbs.QPAttr{State: verbs.StateRTS}, verbs.QPStateMask)
 	if err == nil {
 		s.drain.phase = running
 	}

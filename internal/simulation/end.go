@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
@@ -85,12 +86,12 @@ func (g *Program) newEnd(seed uint64, o mem.DeviceOptions, window, connections i
 	}{
 		{&e.arena, e.memory, everyRight}, {&e.readOnly, e.library.bytes, verbs.AccessRemoteRead}, {&e.commons, commons, everyRight},
 	} {
-		if *r.region, err = pd.RegMRIova(r.buffer, g.address(), r.access); err != nil {
+		if *r.region, err = pd.RegMRIOVA(r.buffer, g.address(), r.access); err != nil {
 			return nil, err
 		}
 	}
 	for range 1 + g.random.IntN(3) {
-		cq, err := device.CreateCQ(1024)
+		cq, err := device.CreateCQ(verbs.CQInitAttr{CQE: 1024})
 		if err != nil {
 			return nil, err
 		}
@@ -121,6 +122,9 @@ func (e *end) close() error {
 		}
 	}
 	if err := e.pd.Dealloc(); err != nil {
+		return err
+	}
+	if err := opener.InUse(e.device); err != nil {
 		return err
 	}
 	return e.device.Close()

@@ -85,7 +85,7 @@ func (c *connection) allocate(k *key) (err error) {
 	k.base = c.g.address()
 	switch k.kind {
 	case plain:
-		k.mr, err = pd.RegMRIova(k.buffer(), k.base, everyRight)
+		k.mr, err = pd.RegMRIOVA(k.buffer(), k.base, everyRight)
 		k.open = true
 	case fast:
 		if k.mr, err = pd.AllocMR(keySize); err == nil {
@@ -169,7 +169,7 @@ func (f *flow) buildOpen(k *key) *request {
 	r := &request{}
 	k.rkey = verbs.IncRKey(k.rkey)
 	if k.kind == fast {
-		r.wr = verbs.SendWR{Opcode: verbs.WRRegMR, RKey: k.rkey, Access: uint32(everyRight)}
+		r.wr = verbs.SendWR{Opcode: verbs.WRRegMR, RKey: k.rkey, Access: everyRight}
 	} else {
 		r.wr = verbs.SendWR{Opcode: verbs.WRBindMW, RKey: k.rkey, Bind: f.binding(k)}
 	}
@@ -191,7 +191,7 @@ func (f *flow) binding(k *key) verbs.BindInfo {
 		access |= verbs.AccessZeroBased
 		k.base = 0
 	}
-	return verbs.BindInfo{LKey: e.arena.LKey(), Addr: address, Length: uint64(k.n), Access: uint32(access)}
+	return verbs.BindInfo{LKey: e.arena.LKey(), Addr: address, Length: uint64(k.n), Access: access}
 }
 
 // buildClose makes a request that closes one of this end's keys, which no request of the peer uses any more. Windows of type 1

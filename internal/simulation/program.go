@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
@@ -147,7 +148,7 @@ func (g *Program) Drains() int { return g.drains }
 // Moves is how many times queue pairs moved from one shard to another.
 func (g *Program) Moves() (moves uint64) {
 	for _, e := range g.ends {
-		moves += e.device.Counters().Transport.Moves
+		moves += opener.Counters(e.device).Transport.Moves
 	}
 	return moves
 }
@@ -217,7 +218,7 @@ func (g *Program) check() error {
 		if err := e.check(); err != nil {
 			return fmt.Errorf("device %d: %w", i, err)
 		}
-		counters := e.device.Counters()
+		counters := opener.Counters(e.device)
 		naks += counters.Transport.SentSequenceNAKs
 		if n := counters.Transport.CompletionsDropped + counters.Link.ReceiveDropped; n > 0 {
 			return fmt.Errorf("device %d: %d completions and received frames dropped", i, n)
@@ -244,7 +245,7 @@ func (g *Program) explain(err error) error {
 		text += "\n" + c.String()
 	}
 	for i, e := range g.ends {
-		text += fmt.Sprintf("\ndevice %d: %+v", i, e.device.Counters())
+		text += fmt.Sprintf("\ndevice %d: %+v", i, opener.Counters(e.device))
 	}
 	return fmt.Errorf("%w\n%s", err, text)
 }

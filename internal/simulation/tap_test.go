@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/internal/pcapng/pcapngtest"
 	"github.com/xroce/xroce/internal/simulation"
 	"github.com/xroce/xroce/internal/support"
@@ -46,7 +47,7 @@ func TestCase_F7_BothDirections(t *testing.T) {
 			stats, err := captures[i].Stop()
 			require.NoError(t, err)
 			require.Zero(t, stats.LeftOut)
-			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), d.Counters(), sent, arrived, seen)
+			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), opener.Counters(d), sent, arrived, seen)
 		}
 		for frame, n := range sent {
 			require.Zero(t, n, "sent at %v, but not captured: %x", frame.at, frame.bytes)
@@ -67,7 +68,7 @@ func TestCase_F7_BothDirections(t *testing.T) {
 
 // judge compares a capture with the counters of its device, and takes its frames out of those sent and arrived.
 func judge(
-	t *testing.T, name string, c pcapngtest.Capture, counters verbs.Counters, sent, arrived map[seenFrame]int, seen map[string]int,
+	t *testing.T, name string, c pcapngtest.Capture, counters opener.EngineCounters, sent, arrived map[seenFrame]int, seen map[string]int,
 ) {
 	var packet roce.Packet
 	total := counters.Transport

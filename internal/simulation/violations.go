@@ -1,6 +1,9 @@
 package simulation
 
-import "github.com/xroce/xroce/verbs"
+import (
+	"github.com/xroce/xroce/roce/queue"
+	"github.com/xroce/xroce/verbs"
+)
 
 // buildViolation makes a request that must fail. Nothing of it may change a byte, and it ends the life of the connection.
 func (f *flow) buildViolation() *request {
@@ -73,7 +76,7 @@ func (f *flow) buildBadAccess() *request {
 		RemoteAddr: e.arena.Addr() + uint64(len(e.memory)), RKey: e.arena.RKey(), CompareAdd: 1,
 	}
 	n := 8
-	if !r.wr.Opcode.Answered() || r.wr.Opcode == verbs.WRRDMARead {
+	if !queue.Opcode(r.wr.Opcode).Answered() || r.wr.Opcode == verbs.WRRDMARead {
 		n += g.random.IntN(3 * g.mtu.Bytes())
 	}
 	writes := r.wr.Opcode != verbs.WRRDMARead

@@ -20,6 +20,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/xroce/xroce/internal/opener"
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/roce/transport"
 	"github.com/xroce/xroce/verbs"
@@ -49,7 +51,7 @@ func (w *World) AddDevice(seed uint64, o mem.DeviceOptions, window int) (*verbs.
 	if err != nil {
 		return nil, err
 	}
-	d, err := verbs.NewDevice(l, verbs.EngineOptions{
+	d, err := opener.Open[verbs.Device](l, driver.Options{
 		Seed: seed, Window: window, Manual: true, MoveAfter: w.MoveAfter,
 		Clock: func() transport.Time { return transport.Time(w.Network.Now()) },
 	})
@@ -66,12 +68,12 @@ func (w *World) Step() bool {
 	for again := true; again; {
 		again = false
 		for _, d := range w.devices {
-			again = d.Driver().Drive() || again
+			again = opener.Driver(d).Drive() || again
 		}
 	}
 	next, found := w.Network.NextArrival()
 	for _, d := range w.devices {
-		if t, ok := d.Driver().NextDeadline(); ok && (!found || time.Duration(t) < next) {
+		if t, ok := opener.Driver(d).NextDeadline(); ok && (!found || time.Duration(t) < next) {
 			next, found = time.Duration(t), true
 		}
 	}

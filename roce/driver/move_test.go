@@ -166,10 +166,10 @@ func TestMove(t *testing.T) {
 		before := s.device.shards[1].queue.Counters().Transmitted
 		m.send(1)
 		require.Equal(t, before, s.device.shards[1].queue.Counters().Transmitted, "nothing is sent from the old home")
-		snapshot := s.device.Snapshot()
-		require.Equal(t, home.index, snapshot.QPs[0].Shard)
-		require.EqualValues(t, 1, snapshot.QPs[0].Counters.Counts["moves"])
-		require.EqualValues(t, 1, snapshot.Shards[home.index].Counters.Counts["moves"])
+		status := s.device.QPs()[0].Status()
+		require.Equal(t, home.index, status.Home)
+		require.EqualValues(t, 1, status.Transport.Counters.Named()["moves"])
+		require.EqualValues(t, 1, s.device.ShardCounters()[home.index].Transport.Named()["moves"])
 	}
 	support.Object(t, "QP", "packets that all come in at another queue of the device", "it moves to the shard of that queue")
 }

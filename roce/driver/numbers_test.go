@@ -102,7 +102,8 @@ func TestRangeOfTheLink(t *testing.T) {
 	}
 	_, err = d.numbers.claim()
 	require.ErrorContains(t, err, "QP number 5, the device has 4")
-	require.Equal(t, 4, d.Snapshot().Device.QPNCount)
+	count := d.Objects().QPNCount
+	require.Equal(t, 4, count)
 	require.Nil(t, d.numbers.find(0x3FF))
 	require.Nil(t, d.numbers.find(0x404))
 

@@ -57,16 +57,22 @@ var _ link.Device = (*Device)(nil)
 // Open makes a device of the network device that name names: sockets on its queues and the XDP program. It needs
 // root, or CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN to enter another namespace. No packet
 // is delivered before Steer. Open takes up to two seconds longer for each queue that is still being given up by another
-// process, and waits for the carrier of a NIC that loses it when a program is attached.
+// process, and waits for the carrier of a NIC that loses it when a program is attached; with ctx these waits end.
 //
 // Errors that are due to the machine or the options match IsEnvironment, and nothing is left behind.
-func Open(name string, o Options) (*Device, error) {
+func Open(ctx context.Context, name string, o Options) (*Device, error) {
 	var d *Device
 	err := o.validate()
 	if err == nil {
-		err = inNamespace(o.NetNS, func() (err error) { d, err = open(name, o); return err })
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = inNamespace(o.NetNS, func() (err error) { d, err = open(ctx, name, o); return err })
 	}
 	if err != nil {
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
 		return nil, fmt.Errorf("open %s: %w", name, explainUnsupported(classify(err), kernelProbes))
 	}
 	return d, nil
@@ -86,7 +92,7 @@ func inNamespace(path string, f func() error) error {
 }
 
 // open runs in the namespace of the device. All that is bound to it is made here.
-func open(name string, o Options) (*Device, error) {
+func open(ctx context.Context, name string, o Options) (*Device, error) {
 	sockets, err := openNetlink()
 	if err != nil {
 		return nil, err
@@ -94,13 +100,13 @@ func open(name string, o Options) (*Device, error) {
 	d := &Device{options: o, netdev: resolver{netlinkSockets: sockets, name: name, hops: newHops()}, network: networkOfThread()}
 	d.home, _ = netns.Open(namespaceOfThread)
 	d.setName(name)
-	if err := d.open(); err != nil {
+	if err := d.open(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-func (d *Device) open() error {
+func (d *Device) open(ctx context.Context) error {
 	attributes, err := d.netdev.find(d.netdev.name)
 	if err != nil {
 		return err
@@ -124,7 +130,7 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
-	sockets, obtained, err := d.serve(d.netdev.index, count, d.options, openPatience)
+	sockets, obtained, err := d.serve(ctx, d.netdev.index, count, d.options, openPatience)
 	if err != nil {
 		return err
 	}
@@ -147,7 +153,7 @@ func (d *Device) open() error {
 	}
 	d.watchQueues()
 	if isRunning(attributes) {
-		return d.awaitCarrier()
+		return d.awaitCarrier(ctx)
 	}
 	return nil
 }
@@ -187,9 +193,9 @@ func chooseQueues(name string, receive, transmit, asked int) (int, error) {
 }
 
 // awaitCarrier waits until the device is running again.
-func (d *Device) awaitCarrier() error {
+func (d *Device) awaitCarrier(ctx context.Context) error {
 	for deadline := time.Now().Add(carrierDeadline); ; time.Sleep(time.Millisecond) {
-		if _, err := d.MTU(); !errors.Is(err, link.ErrDown) || time.Now().After(deadline) {
+		if _, err := d.MTU(); !errors.Is(err, link.ErrDown) || time.Now().After(deadline) || ctx.Err() != nil {
 			return err
 		}
 	}

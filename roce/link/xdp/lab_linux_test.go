@@ -64,7 +64,7 @@ func openEnd(t *testing.T, e netlab.End, o Options) *Device {
 func openUnchecked(t *testing.T, e netlab.End, o Options) *Device {
 	t.Helper()
 	o.NetNS, o.CheckOwners = e.Namespace.Path(), true
-	d, err := Open(e.Name, o)
+	d, err := Open(t.Context(), e.Name, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d

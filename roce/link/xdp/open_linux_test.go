@@ -33,7 +33,7 @@ import (
 func requireFails(t *testing.T, name string, o Options, kind error, words ...string) {
 	t.Helper()
 	before := descriptors(t)
-	_, err := Open(name, o)
+	_, err := Open(t.Context(), name, o)
 	require.ErrorIs(t, err, kind)
 	for _, w := range words {
 		require.ErrorContains(t, err, w)
@@ -117,13 +117,13 @@ func TestManyNamespacesAtOnce(t *testing.T) {
 			defer p.Close()
 			o := Options{ReceiveFrames: 64, TransmitFrames: 64}
 			o.NetNS = p.A.Namespace.Path()
-			a, err := Open("veth0", o)
+			a, err := Open(t.Context(), "veth0", o)
 			if !assertNil(t, err) {
 				return
 			}
 			defer a.Close()
 			o.NetNS = p.B.Namespace.Path()
-			b, err := Open("veth0", o)
+			b, err := Open(t.Context(), "veth0", o)
 			if !assertNil(t, err) {
 				return
 			}
@@ -242,7 +242,7 @@ func TestReopenManyTimesWithoutLeak(t *testing.T) {
 	before := descriptors(t)
 	start := time.Now()
 	for i := range 30 {
-		d, err := Open("veth0", Options{NetNS: path, Mode: Mode(i % 3)})
+		d, err := Open(t.Context(), "veth0", Options{NetNS: path, Mode: Mode(i % 3)})
 		require.NoError(t, err)
 		require.True(t, attached(t, p.A))
 		require.NoError(t, steer(d, steering))
@@ -317,7 +317,7 @@ func TestCloseWhileInUse(t *testing.T) {
 // child is what the test binary does when a test has started it: open the device veth0 of its namespace, say
 // "open" or what went wrong, and wait to be killed.
 func child(role string) {
-	d, err := Open("veth0", Options{})
+	d, err := Open(context.Background(), "veth0", Options{})
 	if err != nil {
 		fmt.Printf("environment=%v: %v\n", IsEnvironment(err), err)
 		return
@@ -362,7 +362,7 @@ func TestKillLeavesNothing(t *testing.T) {
 		var exit *exec.ExitError
 		require.ErrorAs(t, cmd.Wait(), &exit)
 		require.Eventually(t, func() bool { return !attached(t, p.A) }, soon, time.Millisecond)
-		d, err := Open("veth0", Options{NetNS: p.A.Namespace.Path()})
+		d, err := Open(t.Context(), "veth0", Options{NetNS: p.A.Namespace.Path()})
 		require.NoError(t, err, "the device can be opened at once")
 		require.NoError(t, d.Close())
 	}

@@ -22,7 +22,7 @@ func notSupported() error {
 }
 
 // Open returns ErrNotSupported.
-func Open(name string, o Options) (*Device, error) {
+func Open(_ context.Context, name string, o Options) (*Device, error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
@@ -33,7 +33,7 @@ func Open(name string, o Options) (*Device, error) {
 func Probe(string, ProbeOptions) (Port, error) { return Port{}, notSupported() }
 
 // List returns ErrNotSupported.
-func List(ProbeOptions) ([]Port, error) { return nil, notSupported() }
+func List(context.Context, ProbeOptions) ([]Port, error) { return nil, notSupported() }
 
 // Features returns one that is needed and not supported.
 func Features() []Feature {

@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,8 +33,8 @@ func Probe(name string, o ProbeOptions) (Port, error) {
 	return port, nil
 }
 
-// List probes all network devices, in the order of their index.
-func List(o ProbeOptions) ([]Port, error) {
+// List probes all network devices, in the order of their index, until ctx ends.
+func List(ctx context.Context, o ProbeOptions) ([]Port, error) {
 	var ports []Port
 	err := probing(o, func(n *netlinkSockets) error {
 		devices, err := n.all()
@@ -41,6 +42,9 @@ func List(o ProbeOptions) ([]Port, error) {
 			return err
 		}
 		for _, attributes := range devices {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			port, err := n.probe(attributes, o)
 			if errors.Is(err, ErrNoDevice) {
 				continue // deleted meanwhile
@@ -157,7 +161,7 @@ func (n *netlinkSockets) try(a *netlink.LinkAttrs, queues int, multiBuffer error
 
 // attach opens the device for a moment, in the namespace of the calling thread.
 func (p *Port) attach() {
-	device, err := Open(p.Name, Options{})
+	device, err := Open(context.Background(), p.Name, Options{})
 	if err != nil {
 		p.Obstacle = err
 		return

@@ -50,7 +50,7 @@ func TestList(t *testing.T) {
 	require.NoError(t, err)
 	defer second.Close()
 	inside(t, second.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
-	ports, err := List(ProbeOptions{NetNS: p.A.Namespace.Path()})
+	ports, err := List(t.Context(), ProbeOptions{NetNS: p.A.Namespace.Path()})
 	require.NoError(t, err)
 	require.Len(t, ports, 3)
 	require.Equal(t, "lo", ports[0].Name)
@@ -68,10 +68,10 @@ func TestList(t *testing.T) {
 func TestListAgain(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	o := ProbeOptions{NetNS: p.A.Namespace.Path()}
-	first, err := List(o)
+	first, err := List(t.Context(), o)
 	require.NoError(t, err)
 	for range 40 {
-		again, err := List(o)
+		again, err := List(t.Context(), o)
 		require.NoError(t, err)
 		require.Equal(t, first, again)
 	}

@@ -9,6 +9,7 @@ package xdp
 // only one that changes Device.gone and the index of the network device.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -134,7 +135,7 @@ func (d *Device) serveAgain() error {
 	if d.obtained.multiBuffer {
 		o.MultiBuffer = MultiBufferOn // queue pairs may need it
 	}
-	sockets, obtained, err := d.serve(attributes.Index, count, o, remakePatience)
+	sockets, obtained, err := d.serve(context.Background(), attributes.Index, count, o, remakePatience)
 	if err != nil {
 		return err
 	}

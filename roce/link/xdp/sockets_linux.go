@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -25,8 +26,10 @@ type obtained struct {
 }
 
 // serve attaches the program to a network device and makes the sockets of its first count queues. What it has made is undone if
-// it fails. What a process that was killed has not given up yet is waited for as long as patience lasts.
-func (d *Device) serve(index, count int, o Options, patience time.Duration) (opened []*xsk.Socket, got obtained, err error) {
+// it fails. What a process that was killed has not given up yet is waited for as long as patience lasts, and ctx.
+func (d *Device) serve(
+	ctx context.Context, index, count int, o Options, patience time.Duration,
+) (opened []*xsk.Socket, got obtained, err error) {
 	defer func() {
 		if err != nil {
 			for _, s := range opened {
@@ -37,7 +40,7 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 	}()
 	// The program comes first, since the rung decides on the options of the sockets. And where one is attached already, trying
 	// to attach says whose it is, while the sockets would only say, after a while, that a queue is taken.
-	attachment, err := d.attach(index, o.Mode, patience)
+	attachment, err := d.attach(ctx, index, o.Mode, patience)
 	if err != nil {
 		return nil, got, err
 	}
@@ -46,10 +49,13 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 		got.notTaken = append(got.notTaken, skipped.Error())
 	}
 	choice := sockets[*xsk.Socket]{
-		options: o, index: index, patience: patience, obstacle: multiBufferObstacle(got.rung), copied: zeroCopyObstacle(got.rung), open: xsk.Open,
+		options: o, index: index, patience: within(ctx, patience), obstacle: multiBufferObstacle(got.rung), copied: zeroCopyObstacle(got.rung), open: xsk.Open,
 	}
 	got.zeroCopy = true
 	for number := range count {
+		if err := ctx.Err(); err != nil {
+			return opened, got, err
+		}
 		socket, err := choice.next(number)
 		if errors.Is(err, xsk.ErrQueueBusy) {
 			err = queueTaken(err)
@@ -71,14 +77,22 @@ func (d *Device) serve(index, count int, o Options, patience time.Duration) (ope
 	return opened, got, nil
 }
 
+// within is patience, or what ctx leaves of it. It is never 0, which stands for a default.
+func within(ctx context.Context, patience time.Duration) time.Duration {
+	if deadline, limited := ctx.Deadline(); limited {
+		patience = min(patience, time.Until(deadline))
+	}
+	return max(patience, time.Nanosecond)
+}
+
 // attach attaches the program.
-func (d *Device) attach(index int, mode Mode, patience time.Duration) (*bpf.Attachment, error) {
+func (d *Device) attach(ctx context.Context, index int, mode Mode, patience time.Duration) (*bpf.Attachment, error) {
 	for start := time.Now(); ; time.Sleep(attachPause) {
 		attachment, err := bpf.Attach(d.program, index, mode)
 		if err == nil {
 			return attachment, nil
 		}
-		if err, wait := d.netdev.attachedAlready(d.netdev.name, index, err); !wait || time.Since(start) > patience {
+		if err, wait := d.netdev.attachedAlready(d.netdev.name, index, err); !wait || time.Since(start) > patience || ctx.Err() != nil {
 			return nil, err
 		}
 	}

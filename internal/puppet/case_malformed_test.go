@@ -46,7 +46,7 @@ func write(e *puppet.End, psn roce.PSN) puppet.Packet {
 // icrc computes the ICRC of an IPv4 frame that ends with one, leaving out so many bytes before it, by the letter of IBTA
 // annex A17 and nothing else of this module.
 func icrc(frame []byte, leaveOut int) []byte {
-	masked := append(bytes.Repeat([]byte{0xFF}, 8), frame[14:len(frame)-4-leaveOut]...)
+	masked := append(bytes.Repeat([]byte{0xFF}, 8), frame[ethernetLength:len(frame)-roce.ICRCLength-leaveOut]...)
 	const ip, udp, bth = 8, 8 + 20, 8 + 20 + 8
 	for _, variant := range []int{ip + 1, ip + 8, ip + 10, ip + 11, udp + 6, udp + 7, bth + 4} {
 		masked[variant] = 0xFF

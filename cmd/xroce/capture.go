@@ -234,7 +234,7 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 	if gone && err == nil {
 		fmt.Fprintf(app.stderr, "no process serves %s any more\n", c.text())
 	}
-	fmt.Fprintf(app.stderr, "%d packets captured, %d left out\n", packets, leftOut)
+	fmt.Fprintf(app.stderr, "%d packets captured, %d left out%s\n", packets, leftOut, remedy(leftOut))
 	switch {
 	case err == nil:
 		return nil
@@ -248,4 +248,12 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 func isTerminal(out any) bool {
 	file, ok := out.(*os.File)
 	return ok && terminal(file)
+}
+
+// remedy says what to do about packets that were left out.
+func remedy(leftOut uint64) string {
+	if leftOut == 0 {
+		return ""
+	}
+	return " since they came faster than they were written: a larger -B, a smaller -s, or --qpn and --opcode let more through"
 }

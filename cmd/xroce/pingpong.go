@@ -189,19 +189,17 @@ func (c *pingpongCommand) play(app *application, r *rdma, connection net.Conn) e
 		over <- err
 	}()
 	took, done, err := c.exchange(ctx, r)
-	if err != nil {
-		if app.ctx.Err() != nil && done > 0 {
-			err = errors.Join(err, c.print(app, c.report(r, local, remote, took, done)))
+	if err == nil {
+		if err = otherEnd(jsonline.Write(connection, pingpongDone)); err == nil {
+			err = <-over
 		}
-		return err
 	}
-	if err := jsonline.Write(connection, pingpongDone); err != nil {
-		return otherEnd(err)
+	// Whoever interrupted either end wants to know what there is so far.
+	interrupted := app.ctx.Err() != nil || errors.Is(err, errOtherEndGone)
+	if done > 0 && (err == nil || interrupted) {
+		err = errors.Join(err, c.print(app, c.report(r, local, remote, took, done)))
 	}
-	if err := <-over; err != nil {
-		return err
-	}
-	return c.print(app, c.report(r, local, remote, took, done))
+	return err
 }
 
 // Lines that both ends send by TCP after their terms.
@@ -210,12 +208,14 @@ const (
 	pingpongDone  = "done"
 )
 
+var errOtherEndGone = errors.New("the other end is gone")
+
 // otherEnd explains an error of the TCP connection.
 func otherEnd(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("the other end is gone: %w", err)
+	return fmt.Errorf("%w: %w", errOtherEndGone, err)
 }
 
 func expectLine(connection net.Conn, want string) error {

@@ -214,6 +214,7 @@ func TestPingpongPeerDies(t *testing.T) {
 			a, b := startPingpong(t, p, "10.9.0.2", flags, flags)
 			awaitText(t, b, "remote address")
 			awaitText(t, a, "remote address")
+			time.Sleep(50 * time.Millisecond) // messages have gone both ways
 			dies, lives := a, b
 			if victim == "server" {
 				dies, lives = b, a
@@ -221,6 +222,7 @@ func TestPingpongPeerDies(t *testing.T) {
 			require.NoError(t, dies.command.Process.Kill())
 			require.Equal(t, statusFailed, lives.status(t, 3*time.Second))
 			require.Contains(t, lives.stderr.String(), "the other end is gone")
+			require.Regexp(t, `(?m)^[1-9]\d* iters in `, lives.stdout.String(), "what was measured until then")
 			require.Equal(t, 1, strings.Count(lives.stderr.String(), "xroce: "), lives.stderr.String())
 			requireFree(t, &p.A)
 			requireFree(t, &p.B)

@@ -81,7 +81,7 @@ type latencyReport struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
 	P99  float64 `json:"p99"`
-	P999 float64 `json:"p99.9"`
+	P999 float64 `json:"p999"`
 	Max  float64 `json:"max"`
 }
 

@@ -84,7 +84,7 @@ func largestMTU(netMTU int, multiBuffer bool) int {
 	return best
 }
 
-// permitted returns the error as it is, but that a refusal that is not to be is one no more.
+// permitted turns a refusal that nothing permits into a failure, and returns any other error as it is.
 func (s setting) permitted(err error, t terms) error {
 	if said, ok := sole[*endError](err); ok && said.refused && s.refusal(said.end, said.verb, t) == never {
 		return fmt.Errorf("should not be refused: %v", err)

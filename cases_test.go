@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCasesAreDocumented: each case that a test is named after has one line in docs/cases.md, and each line has its test. What only "make interop"
-// can show has its experiment there instead.
+// TestCasesAreDocumented: each case that a test is named after has one line in docs/cases.md, and each line has its
+// test. What only "make interop" can show has its experiment there instead.
 func TestCasesAreDocumented(t *testing.T) {
 	tested := make(map[string]string)
 	test := regexp.MustCompile(`(?m)^func (TestCase_([A-Za-z0-9]+))\w*\(`)

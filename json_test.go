@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestJSONNames: fields of documents that programs read have names of one style, lowerCamelCase, as the README says. Names of counters are keys of
-// maps, not fields, and are those of Linux.
+// TestJSONNames: fields of documents that programs read have names of one style, lowerCamelCase, as the README says.
+// Names of counters are keys of maps, not fields, and are those of Linux.
 func TestJSONNames(t *testing.T) {
 	tag := regexp.MustCompile("`json:\"([^,\"]+)")
 	style := regexp.MustCompile(`^([a-z][A-Za-z0-9]*|-)$`)

@@ -85,8 +85,8 @@ func (s *captureSource) begin() error {
 	}
 }
 
-// copyTo passes packets on until the end. Whole blocks are passed on only, so what a process leaves that is killed can be
-// read.
+// copyTo passes packets on until the end. Whole blocks are passed on only, so what a process leaves that is killed
+// can be read.
 func (s *captureSource) copyTo(out *captureOutput) {
 	complete := false
 	for {

@@ -191,8 +191,8 @@ func TestCaptureToPipe(t *testing.T) {
 	require.Contains(t, p.stderr.String(), itoa(len(c.Packets))+" packets captured, 0 left out\n")
 }
 
-// TestCaptureIntoFIFO: one that nobody reads any more, one that nobody reads on, and one that nobody has opened end the capture,
-// with an error, and not later than they should.
+// TestCaptureIntoFIFO: one that nobody reads any more, one that nobody reads on, and one that nobody has opened end
+// the capture, with an error, and not later than they should.
 func TestCaptureIntoFIFO(t *testing.T) {
 	k := newTalkers(t)
 	name := filepath.Join(t.TempDir(), "fifo")

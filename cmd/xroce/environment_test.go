@@ -179,8 +179,8 @@ func asNobody(t *testing.T, capabilities []uintptr, arguments ...string) *progra
 	return p
 }
 
-// TestCase_F10: another user with exactly CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF can serve at both ends; without one of them it
-// cannot, and is told all that are missing at once.
+// TestCase_F10: another user with exactly CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF can serve at both ends; without one
+// of them it cannot, and is told all that are missing at once.
 func TestCase_F10(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	n := p.A.Namespace

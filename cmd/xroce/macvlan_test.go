@@ -38,8 +38,9 @@ func newMacvlan(t *testing.T, parent *netlab.End, address string) netlab.End {
 	return e
 }
 
-// TestMacvlanForEachProcess: the recipe of README. Processes of one machine that have a macvlan each in a namespace each reach each
-// other and the other machines, and one may serve the device itself, to which that holds except for the macvlans, if it comes first.
+// TestMacvlanForEachProcess: the recipe of README. Processes of one machine that have a macvlan each in a namespace
+// each reach each other and the other machines, and one may serve the device itself, to which that holds except for
+// the macvlans, if it comes first.
 func TestMacvlanForEachProcess(t *testing.T) {
 	for _, mode := range []string{"native", "generic"} {
 		p := newPair(t, netlab.PairOptions{})

@@ -145,8 +145,8 @@ func (c *pingpongCommand) serve(app *application, r *rdma) error {
 	}
 }
 
-// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has never been up
-// (net/ipsock_posix.go, ipStackCapabilities.probe).
+// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has
+// never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
 func (c *pingpongCommand) listen(ctx context.Context) (listener net.Listener, err error) {
 	both := net.ListenConfig{Control: bothFamilies}
 	err = c.do(func() (err error) {
@@ -229,7 +229,8 @@ func expectLine(connection net.Conn, want string) error {
 	return nil
 }
 
-// limit bounds the time of what is read and written next. The end of ctx, which sets the deadline too, is not overwritten.
+// limit bounds the time of what is read and written next. The end of ctx, which sets the deadline too, is not
+// overwritten.
 func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 	err := connection.SetDeadline(time.Now().Add(d))
 	if ctx.Err() != nil {
@@ -300,7 +301,8 @@ func (c *pingpongCommand) postReceive(r *rdma) error {
 	return r.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{r.mr.SGE(c.Size, c.Size)}})
 }
 
-// exchange has the messages go. The client sends first. It returns how many have arrived, also with an error, and in which time.
+// exchange has the messages go. The client sends first. It returns how many have arrived, also with an error, and in
+// which time.
 func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (took time.Duration, received int, err error) {
 	client := c.Host != ""
 	done := completions{rdma: r, events: c.Events}

@@ -146,8 +146,8 @@ func TestPingpongTerms(t *testing.T) {
 	require.NoError(t, there.differ(&here))
 }
 
-// TestPingpongStranger: what is no client of a server is told so and does not end it, and neither is what is no server a
-// client's undoing.
+// TestPingpongStranger: what is no client of a server is told so and does not end it, and neither is what is no
+// server a client's undoing.
 func TestPingpongStranger(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	server, port := startServer(t, p, "-p", "0", "-n", "7")

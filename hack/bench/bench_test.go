@@ -174,7 +174,8 @@ func TestInterrupt(t *testing.T) {
 	require.Less(t, time.Since(start), 30*time.Second, "a run takes a minute")
 }
 
-// TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC packet.
+// TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC
+// packet.
 func TestRawIsDelivered(t *testing.T) {
 	folder := build(t)
 	for _, c := range []struct {
@@ -196,7 +197,8 @@ func TestRawIsDelivered(t *testing.T) {
 			}
 			return err
 		}))
-		// Repetitions and the kernel's own few (neighbour discovery) come on top; up to 0.1 % may be lost behind the count.
+		// Repetitions and the kernel's own few (neighbour discovery) come on top; up to 0.1 % may be lost behind the
+		// count.
 		require.GreaterOrEqual(t, seen.RxPackets, s.Frames)
 		require.GreaterOrEqual(t, seen.RxBytes, s.Frames*uint64(c.mtu+44))
 		if len(failures) == 0 {

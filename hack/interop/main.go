@@ -1,11 +1,12 @@
 //go:build linux
 
-// Command interop takes xroce and Linux's rdma_rxe through a matrix of transfers and faults, in a virtual machine (internal/vm):
-// rdma_rxe at one end of a veth pair, xroce at the other.
+// Command interop takes xroce and Linux's rdma_rxe through a matrix of transfers and faults, in a virtual machine
+// (internal/vm): rdma_rxe at one end of a veth pair, xroce at the other.
 //
-// The program on this machine makes a plan (package plan) and boots a machine with it (run.go). Within, the same program runs the plan (package guest)
-// and leaves a report (package report) with the captures of what failed (package wire). The program on this machine prints it. "interop report" makes
-// docs/interop.md of the reports of all runs, and the section on kernels of docs/support.md.
+// The program on this machine makes a plan (package plan) and boots a machine with it (run.go). Within, the same
+// program runs the plan (package guest) and leaves a report (package report) with the captures of what failed
+// (package wire). The program on this machine prints it. "interop report" makes docs/interop.md of the reports of all
+// runs, and the section on kernels of docs/support.md.
 package main
 
 import (

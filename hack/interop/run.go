@@ -107,8 +107,8 @@ func (c *runCommand) boot(ctx context.Context, kernel string) (*report.Report, e
 
 const scriptFile = "script.sh"
 
-// pack writes what the machine needs into the folder: the plan, this program, and the script that starts it there. files are those beside the
-// script.
+// pack writes what the machine needs into the folder: the plan, this program, and the script that starts it there.
+// files are those beside the script.
 func (c *runCommand) pack(folder string) (files []string, err error) {
 	own, err := os.Executable()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is one of the four rings that are shared with the kernel (Documentation/networking/af_xdp.rst). Of the two indices
-// one is ours, and local runs ahead of it until it is published.
+// ring is one of the four rings that are shared with the kernel (Documentation/networking/af_xdp.rst). Of the two
+// indices one is ours, and local runs ahead of it until it is published.
 type ring[T any] struct {
 	producer, consumer *atomic.Uint32
 	entries            []T

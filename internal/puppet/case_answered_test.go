@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Requests that the peer answers with a response of their own: READ, atomics, FLUSH, atomic write. An acknowledgement does
-// not replace the response.
+// Requests that the peer answers with a response of their own: READ, atomics, FLUSH, atomic write. An acknowledgement
+// does not replace the response.
 
 // answered is one of these requests, of one packet and 8 bytes.
 type answered struct {
@@ -94,7 +94,8 @@ func (a answered) land(image []byte, id, word uint64) {
 
 const testWord = 0x1122334455667788
 
-// TestCase_A19: a NAK of an answered request counts in whichever form it comes; its word, or its lack of data, does not.
+// TestCase_A19: a NAK of an answered request counts in whichever form it comes; its word, or its lack of data, does
+// not.
 func TestCase_A19(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, form := range []roce.Opcode{roce.RCAcknowledge, roce.RCAtomicAcknowledge, roce.RCReadResponseOnly} {
@@ -186,7 +187,8 @@ func TestCase_B3_Answered(t *testing.T) {
 	}
 }
 
-// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked again, at once.
+// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked
+// again, at once.
 func TestCase_B3_LaterResponse(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, b := range allAnswered {
@@ -218,8 +220,8 @@ func TestCase_B3_LaterResponse(t *testing.T) {
 	}
 }
 
-// TestCase_B18_Answered: responses that are not for the request, come too late, or say something that has no meaning neither complete
-// a request nor touch memory.
+// TestCase_B18_Answered: responses that are not for the request, come too late, or say something that has no meaning
+// neither complete a request nor touch memory.
 func TestCase_B18_Answered(t *testing.T) {
 	for _, a := range allAnswered {
 		t.Run(a.operation.String(), func(t *testing.T) {

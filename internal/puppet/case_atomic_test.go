@@ -26,7 +26,8 @@ func storeWord(end *puppet.End, offset int, value uint64) {
 	binary.NativeEndian.PutUint64(end.Bytes(offset, 8), value)
 }
 
-// every says yes to each nth packet that fits, but not to the same one twice in a row: a resend may well be n packets, too.
+// every says yes to each nth packet that fits, but not to the same one twice in a row: a resend may well be n
+// packets, too.
 func every(n int, fits func(*puppet.Sent) bool) func(*puppet.Sent) bool {
 	seen, last := 0, roce.PSN(1<<24)
 	return func(s *puppet.Sent) bool {
@@ -190,8 +191,8 @@ func effects() map[verbs.WROpcode]func(t *testing.T, c *couple) (wr verbs.SendWR
 	return list
 }
 
-// TestCase_B2_Responses: the only response, or the only request packet, is lost. Nothing but the timeout reveals it, and the
-// second request is not executed again.
+// TestCase_B2_Responses: the only response, or the only request packet, is lost. Nothing but the timeout reveals it,
+// and the second request is not executed again.
 func TestCase_B2_Responses(t *testing.T) {
 	for operation, effect := range effects() {
 		for _, lost := range []string{"request", "response"} {
@@ -223,8 +224,8 @@ func TestCase_B2_Responses(t *testing.T) {
 	}
 }
 
-// TestCase_B3_EveryOperation: the response between two WRITEs is lost. The acknowledgement behind it says so at once; all three
-// complete in order.
+// TestCase_B3_EveryOperation: the response between two WRITEs is lost. The acknowledgement behind it says so at once;
+// all three complete in order.
 func TestCase_B3_EveryOperation(t *testing.T) {
 	for operation, effect := range effects() {
 		if operation == verbs.WRSendWithInv {
@@ -249,8 +250,8 @@ func TestCase_B3_EveryOperation(t *testing.T) {
 	}
 }
 
-// TestWordAlignment: an atomic needs an address that is a multiple of eight, and a word of memory that lies so. Where a region's
-// addresses lie otherwise than its memory, each is checked for itself.
+// TestWordAlignment: an atomic needs an address that is a multiple of eight, and a word of memory that lies so. Where
+// a region's addresses lie otherwise than its memory, each is checked for itself.
 func TestWordAlignment(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{CQE: 1024})

@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_F7_WhyDropped sends thousands of hostile packets, one at a time. Each is in the capture as it was sent, with the reason whose
-// counter it has moved, or without one if none has moved.
+// TestCase_F7_WhyDropped sends thousands of hostile packets, one at a time. Each is in the capture as it was sent,
+// with the reason whose counter it has moved, or without one if none has moved.
 func TestCase_F7_WhyDropped(t *testing.T) {
 	stage, end, p := sender(t)
 	var file bytes.Buffer

@@ -59,8 +59,8 @@ func requireDrained(t *testing.T, end *puppet.End) {
 	require.False(t, attr.SQDraining)
 }
 
-// TestDrainMessage: a message whose first packet is out is sent to its end, though the window cuts it; the SEND behind it, which
-// was posted before, waits for RTS like the one that is posted in SQD.
+// TestDrainMessage: a message whose first packet is out is sent to its end, though the window cuts it; the SEND
+// behind it, which was posted before, waits for RTS like the one that is posted in SQD.
 func TestDrainMessage(t *testing.T) {
 	for _, operation := range []verbs.WROpcode{verbs.WRRDMAWrite, verbs.WRSend} {
 		t.Run(operation.String(), func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestDrainFailure(t *testing.T) {
 	support.Object(t, "QP", "failure while it drains", verbs.StateError)
 }
 
-// TestDrainQueues: an idle queue pair has drained at once. Nothing that is posted then begins before RTS, neither a local
-// operation nor a request that will fail; the peer is served all the time.
+// TestDrainQueues: an idle queue pair has drained at once. Nothing that is posted then begins before RTS, neither a
+// local operation nor a request that will fail; the peer is served all the time.
 func TestDrainQueues(t *testing.T) {
 	faulty := func(end *puppet.End, id uint64) verbs.SendWR {
 		wr := end.Request(id, verbs.WRSend, 0, 4)
@@ -287,7 +287,8 @@ func TestDrainAgain(t *testing.T) {
 	}
 }
 
-// TestDrainLimitToZero: the request that waited its turn when the queue pair went to SQD finds that there is none any more.
+// TestDrainLimitToZero: the request that waited its turn when the queue pair went to SQD finds that there is none any
+// more.
 func TestDrainLimitToZero(t *testing.T) {
 	for _, a := range allAnswered {
 		_, end, p := sender(t, func(at *verbs.QPAttr) { at.MaxRDAtomic = 1 })

@@ -302,7 +302,8 @@ func silentFaults() []fault {
 	}
 }
 
-// rightFaults are requests without a right that they need, and of memory that they do not name rightly, for each operation on memory.
+// rightFaults are requests without a right that they need, and of memory that they do not name rightly, for each
+// operation on memory.
 func rightFaults() (rows []fault) {
 	for operation, right := range rightOf {
 		name := operation.String()

@@ -110,9 +110,9 @@ func (f *mixedFlight) answer() {
 	}
 }
 
-// TestMaxRDAtomicMixed posts answered requests of all kinds, READs of several pieces among them, with WRITEs in between, and
-// loses answers. Never are more in flight than were agreed on, everything goes out in order, and nothing stalls: a rewind
-// takes back what it takes back, no more and no less.
+// TestMaxRDAtomicMixed posts answered requests of all kinds, READs of several pieces among them, with WRITEs in
+// between, and loses answers. Never are more in flight than were agreed on, everything goes out in order, and nothing
+// stalls: a rewind takes back what it takes back, no more and no less.
 func TestMaxRDAtomicMixed(t *testing.T) {
 	const requests = 30
 	for seed := range uint64(40) {
@@ -143,8 +143,8 @@ func TestMaxRDAtomicMixed(t *testing.T) {
 	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight", "at most MAX_QP_RD_ATOMIC, and as many if there are")
 }
 
-// TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart move
-// together, it ends where its piece ended, and the pieces behind it are asked for as before.
+// TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart
+// move together, it ends where its piece ended, and the pieces behind it are asked for as before.
 func TestReadPieces(t *testing.T) {
 	const packets, tail = 7, 100 // the last response has 100 bytes
 	const length = 1024*(packets-1) + tail

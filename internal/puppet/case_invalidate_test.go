@@ -15,7 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Keys that go away: by SEND with invalidate, by a local invalidate, by deregistration, also while a READ is being answered.
+// Keys that go away: by SEND with invalidate, by a local invalidate, by deregistration, also while a READ is being
+// answered.
 
 // sendInvalidate makes a SEND with invalidate.
 func sendInvalidate(psn roce.PSN, payload string, key uint32) puppet.Packet {
@@ -90,8 +91,8 @@ func invalidatedKeys() map[string]invalidated {
 	}
 }
 
-// TestSendWithInvalidate: of fast-registered regions and type 2 windows of this queue pair, and nothing else. The data are there
-// in either case, and the sender is told that all is well.
+// TestSendWithInvalidate: of fast-registered regions and type 2 windows of this queue pair, and nothing else. The
+// data are there in either case, and the sender is told that all is well.
 func TestSendWithInvalidate(t *testing.T) {
 	for name, c := range invalidatedKeys() {
 		for _, long := range []bool{false, true} {
@@ -227,8 +228,8 @@ func bindable(b *puppet.End, buffer []byte) *verbs.MR {
 	return mr
 }
 
-// TestCase_B12_EveryWay: whatever ends a key in the middle of a READ of 1 MiB, the answer ends there, with a NAK for the packet
-// that could not be sent, and what came before is right.
+// TestCase_B12_EveryWay: whatever ends a key in the middle of a READ of 1 MiB, the answer ends there, with a NAK for
+// the packet that could not be sent, and what came before is right.
 func TestCase_B12_EveryWay(t *testing.T) {
 	const size = 1 << 20
 	for name, ending := range endings {
@@ -237,8 +238,8 @@ func TestCase_B12_EveryWay(t *testing.T) {
 			buffer := bytes.Repeat([]byte{0xEE}, size)
 			va, key, end := ending(b, func(key uint32) { p.Send(sendInvalidate(100+size/1024, "", key)) }, buffer)
 			wire := stage.Watch()
-			// The whole answer takes no virtual time. What the program does happens while it leaves; what comes as a request is
-			// executed between its packets.
+			// The whole answer takes no virtual time. What the program does happens while it leaves; what comes as a
+			// request is executed between its packets.
 			program := strings.HasPrefix(name, "Dereg") || name == "Rereg" || name == "Dealloc of a window"
 			wire.Drop = func(s *puppet.Sent) bool {
 				if program && s.PSN == 200 && s.Length > 0 {

@@ -14,7 +14,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Requests that meet a responder without a place for them: too many in flight, a full CQ, a queue pair that is not ready.
+// Requests that meet a responder without a place for them: too many in flight, a full CQ, a queue pair that is not
+// ready.
 
 // TestTooManyInFlight: one request more than was granted, behind a READ that still gets its responses.
 func TestTooManyInFlight(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Operations that nothing of goes to the peer: when they are executed, how often, and what their failure does. And what a
-// fence holds back.
+// Operations that nothing of goes to the peer: when they are executed, how often, and what their failure does. And
+// what a fence holds back.
 
 // fenced makes a request of 8 bytes that waits for the READs and atomics before it.
 func fenced(end *puppet.End, id uint64, operation verbs.WROpcode) verbs.SendWR {
@@ -55,8 +55,8 @@ func invalidate(end *puppet.End, id uint64, key uint32) verbs.SendWR {
 	return wr
 }
 
-// TestCase_B10_Answered: a fence waits for each kind of answered request, whatever is fenced, and not for what was merely
-// acknowledged or is still to be.
+// TestCase_B10_Answered: a fence waits for each kind of answered request, whatever is fenced, and not for what was
+// merely acknowledged or is still to be.
 func TestCase_B10_Answered(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, behind := range []verbs.WROpcode{
@@ -113,8 +113,8 @@ func TestCase_B10_SentAgain(t *testing.T) {
 	support.Object(t, "Fence", "when what is around it is sent again", "waits no longer and no shorter")
 }
 
-// TestCase_B10_LocalInvalidate: local invalidate and fast registration wait for everything before them, without a fence:
-// the requests before may still need the key. What is behind waits with them.
+// TestCase_B10_LocalInvalidate: local invalidate and fast registration wait for everything before them, without a
+// fence: the requests before may still need the key. What is behind waits with them.
 func TestCase_B10_LocalInvalidate(t *testing.T) {
 	for _, before := range []verbs.WROpcode{verbs.WRSend, verbs.WRRDMAWrite, verbs.WRRDMARead, verbs.WRAtomicFetchAdd} {
 		t.Run(before.String(), func(t *testing.T) {
@@ -158,8 +158,8 @@ func TestCase_B10_LocalInvalidate(t *testing.T) {
 	}
 }
 
-// TestCase_B10_Bind: a fenced binding waits for the READ before it, one without a fence does not. Whether it was executed shows
-// in what the peer may do.
+// TestCase_B10_Bind: a fenced binding waits for the READ before it, one without a fence does not. Whether it was
+// executed shows in what the peer may do.
 func TestCase_B10_Bind(t *testing.T) {
 	for _, fence := range []verbs.SendFlags{0, verbs.SendFence} {
 		for _, a := range allAnswered {
@@ -190,8 +190,8 @@ func TestCase_B10_Bind(t *testing.T) {
 	}
 }
 
-// TestBindOnce: binding a window waits for nothing but a fence, and a resend of what is around it does not execute it again,
-// which would fail.
+// TestBindOnce: binding a window waits for nothing but a fence, and a resend of what is around it does not execute it
+// again, which would fail.
 func TestBindOnce(t *testing.T) {
 	for _, fence := range []verbs.SendFlags{0, verbs.SendFence} {
 		for una := roce.PSN(40); una <= 42; una++ {
@@ -242,8 +242,8 @@ func TestManyLocal(t *testing.T) {
 	support.Object(t, "QP", "120 local operations in a row", verbs.WCSuccess)
 }
 
-// TestCase_B21_Kinds: the local fault of the third request, by kind. The first two run to their end, though they are sent again;
-// the last two, a local one among them, are not executed.
+// TestCase_B21_Kinds: the local fault of the third request, by kind. The first two run to their end, though they are
+// sent again; the last two, a local one among them, are not executed.
 func TestCase_B21_Kinds(t *testing.T) {
 	type spoil func(end *puppet.End) verbs.SendWR
 	bind := func(change func(wr *verbs.SendWR)) spoil {
@@ -336,8 +336,8 @@ func bindTwice(end *puppet.End) verbs.SendWR {
 	return wr
 }
 
-// TestCase_B21_MaxRDAtomicZero: without the right to have one in flight, every answered request fails, when what is before
-// it is done.
+// TestCase_B21_MaxRDAtomicZero: without the right to have one in flight, every answered request fails, when what is
+// before it is done.
 func TestCase_B21_MaxRDAtomicZero(t *testing.T) {
 	for _, a := range allAnswered {
 		_, end, p := sender(t, func(at *verbs.QPAttr) { at.MaxRDAtomic = 0 })

@@ -169,7 +169,8 @@ func TestCase_B3(t *testing.T) {
 }
 
 // TestCase_B3_Partial: part of the response has come. The READ is asked for from the first missing packet on; the
-// answer may begin again with FIRST or ONLY, as the specification has it, or go on with MIDDLE or LAST, as rdma_rxe does.
+// answer may begin again with FIRST or ONLY, as the specification has it, or go on with MIDDLE or LAST, as rdma_rxe
+// does.
 func TestCase_B3_Partial(t *testing.T) {
 	const packets = 5 // PSNs 41 to 45
 	first, middle, last, only := roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseLast, roce.RCReadResponseOnly
@@ -230,8 +231,8 @@ func TestCase_B3_Partial(t *testing.T) {
 	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
-// TestReadResponseGap: a response of a READ that comes too early tells by itself that one before it was lost: the rest is
-// asked for at once, and what else of the old answer comes starts nothing more.
+// TestReadResponseGap: a response of a READ that comes too early tells by itself that one before it was lost: the
+// rest is asked for at once, and what else of the old answer comes starts nothing more.
 func TestReadResponseGap(t *testing.T) {
 	stage, end, p := sender(t)
 	wr := end.Request(1, verbs.WRRDMARead, 0, 4*1024)

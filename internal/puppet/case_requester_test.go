@@ -187,7 +187,8 @@ func TestReadResponseMalformed(t *testing.T) {
 	support.Fault(t, "READ response of impossible form", support.Outcome{Requester: "drops it and goes on"})
 }
 
-// TestFatalNAK: what was sent before the refused request is complete, the refused one fails, what is behind it is flushed.
+// TestFatalNAK: what was sent before the refused request is complete, the refused one fails, what is behind it is
+// flushed.
 func TestFatalNAK(t *testing.T) {
 	for syndrome, status := range map[roce.Syndrome]verbs.WCStatus{
 		roce.SyndromeNAKInvalidRequest:    verbs.WCRemInvReqErr,
@@ -330,8 +331,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestReadBrokenOff: a responder whose region goes away in the middle of a READ says so with the PSN of the response that it
-// could not send or, like rdma_rxe, with the first PSN of the request.
+// TestReadBrokenOff: a responder whose region goes away in the middle of a READ says so with the PSN of the response
+// that it could not send or, like rdma_rxe, with the first PSN of the request.
 func TestReadBrokenOff(t *testing.T) {
 	for _, psn := range []roce.PSN{42, 41, 40} { // 42: the response before it was lost
 		_, end, p := sender(t)

@@ -86,8 +86,8 @@ func TestOneNAKInABurst(t *testing.T) {
 	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence})
 }
 
-// TestRNRNAK: without a receive the request is refused with the queue pair's timer code, and what is behind it is dropped
-// without a further NAK, until the refused one comes again.
+// TestRNRNAK: without a receive the request is refused with the queue pair's timer code, and what is behind it is
+// dropped without a further NAK, until the refused one comes again.
 func TestRNRNAK(t *testing.T) {
 	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnlyImmediate} {
 		for _, code := range []uint8{0, 1, 12, 31} {
@@ -139,8 +139,8 @@ func TestRNRNAKLast(t *testing.T) {
 	require.Equal(t, uint32(9), wc.ImmData)
 }
 
-// TestDuplicates: a duplicate is acknowledged with the last SEND or WRITE that was executed, not with its own PSN, and never
-// with the PSN of a READ whose responses may be lost. It changes nothing, and never causes a NAK.
+// TestDuplicates: a duplicate is acknowledged with the last SEND or WRITE that was executed, not with its own PSN,
+// and never with the PSN of a READ whose responses may be lost. It changes nothing, and never causes a NAK.
 func TestDuplicates(t *testing.T) {
 	_, end, p := sender(t)
 	end.PostRecv(1, 4096, 64)
@@ -224,8 +224,8 @@ func TestDuplicatesInsideAMessage(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{1}, 2048), end.Bytes(16384, 2048))
 }
 
-// TestDuplicateReads: what was read may be asked for again, in whole or from any packet on, and comes with the bytes of now.
-// Anything else is dropped without a word.
+// TestDuplicateReads: what was read may be asked for again, in whole or from any packet on, and comes with the bytes
+// of now. Anything else is dropped without a word.
 func TestDuplicateReads(t *testing.T) {
 	_, end, p := sender(t, func(a *verbs.QPAttr) { a.MaxDestRDAtomic = 2 })
 	const length = 4000 // PSNs 100 to 103
@@ -274,8 +274,8 @@ func TestDuplicateReads(t *testing.T) {
 	support.Fault(t, "duplicate of a READ, for something else", support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
 }
 
-// TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the responses of
-// those before it.
+// TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the
+// responses of those before it.
 func TestReadsInFlight(t *testing.T) {
 	for _, granted := range []int{0, 1, 2, 4} {
 		t.Run(fmt.Sprintf("%d granted", granted), func(t *testing.T) {
@@ -407,8 +407,8 @@ func TestReadyToReceive(t *testing.T) {
 	support.Fault(t, "packet before RTR, or response before RTS", support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
 }
 
-// TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was dropped, so
-// the NAK is for that: otherwise only a timeout would tell.
+// TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was
+// dropped, so the NAK is for that: otherwise only a timeout would tell.
 func TestOrderChangedOnTheWay(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{})

@@ -109,8 +109,8 @@ func TestRetriesOfBothKinds(t *testing.T) {
 	p.ExpectNothing(time.Minute)
 }
 
-// TestRNRTimer: no packet leaves before the time of the RNR NAK is over, be it new, and whatever the ACK timeout is; then
-// everything from the refused packet on is sent.
+// TestRNRTimer: no packet leaves before the time of the RNR NAK is over, be it new, and whatever the ACK timeout is;
+// then everything from the refused packet on is sent.
 func TestRNRTimer(t *testing.T) {
 	hundredths := []time.Duration{ // of a millisecond
 		65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
@@ -242,7 +242,8 @@ func TestRNRThenAck(t *testing.T) {
 	}
 }
 
-// TestRNRDuplicate: an RNR NAK that comes twice is one refusal; it neither costs a second retry nor starts the wait anew.
+// TestRNRDuplicate: an RNR NAK that comes twice is one refusal; it neither costs a second retry nor starts the wait
+// anew.
 func TestRNRDuplicate(t *testing.T) {
 	stage, end, p := sender(t, func(a *verbs.QPAttr) { a.RNRRetry = 1 })
 	end.Post(end.Request(1, verbs.WRSend, 0, 4))

@@ -10,8 +10,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// A connection has several lives. Each begins in RESET, with PSNs of its own, and ends in one of the ways below; when nothing is in
-// flight any more both queue pairs go back to RESET, or are destroyed and made anew.
+// A connection has several lives. Each begins in RESET, with PSNs of its own, and ends in one of the ways below; when
+// nothing is in flight any more both queue pairs go back to RESET, or are destroyed and made anew.
 
 // ending is how a life ends.
 type ending int

@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Program is a random program of two devices, and the model that knows what may come out of it. It is made up while it runs:
-// whatever is random comes from one source, so that a seed always gives the same run.
+// Program is a random program of two devices, and the model that knows what may come out of it. It is made up while
+// it runs: whatever is random comes from one source, so that a seed always gives the same run.
 type Program struct {
 	random      *rand.Rand
 	world       *World

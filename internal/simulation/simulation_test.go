@@ -28,8 +28,8 @@ var (
 	dump  = flag.String("pcapng", "", "write the packets of the last run to this `file`")
 )
 
-// TestSimulation runs random programs over a network that loses, doubles, damages, delays and reorders frames; see the package
-// comment for what must hold. The seeds are shared among as many goroutines as there are CPUs.
+// TestSimulation runs random programs over a network that loses, doubles, damages, delays and reorders frames; see
+// the package comment for what must hold. The seeds are shared among as many goroutines as there are CPUs.
 func TestSimulation(t *testing.T) {
 	var next, count atomic.Uint64
 	next.Store(*first)

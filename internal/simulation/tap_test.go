@@ -22,8 +22,9 @@ type seenFrame struct {
 	bytes string
 }
 
-// TestCase_F7_BothDirections: over a network that does everything to packets, the captures of the devices hold what was sent and what
-// has arrived, each frame at its time and as often as that was, and their marks are as many as the counters say, by reason and opcode.
+// TestCase_F7_BothDirections: over a network that does everything to packets, the captures of the devices hold what
+// was sent and what has arrived, each frame at its time and as often as that was, and their marks are as many as the
+// counters say, by reason and opcode.
 func TestCase_F7_BothDirections(t *testing.T) {
 	seen := make(map[string]int)
 	for seed := range uint64(20) {

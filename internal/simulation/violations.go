@@ -2,7 +2,8 @@ package simulation
 
 import "github.com/xroce/xroce/verbs"
 
-// buildViolation makes a request that must fail. Nothing of it may change a byte, and it ends the life of the connection.
+// buildViolation makes a request that must fail. Nothing of it may change a byte, and it ends the life of the
+// connection.
 func (f *flow) buildViolation() *request {
 	f.hazard = true
 	switch f.g.random.IntN(6) {

@@ -103,8 +103,8 @@ func findKernel(unpacked, version string) (string, error) {
 	return "", fmt.Errorf("the packages of %s have no vmlinuz", version)
 }
 
-// keepModules moves the modules that a guest may load, uncompressed and without signatures: emulated, unpacking and checking
-// them takes a second per MiB.
+// keepModules moves the modules that a guest may load, uncompressed and without signatures: emulated, unpacking and
+// checking them takes a second per MiB.
 func keepModules(ctx context.Context, tools tree, from, to string) error {
 	compressed := map[string][]string{}
 	var kept []string
@@ -190,7 +190,8 @@ func makeInitramfs(root tree, modules string) ([]byte, error) {
 	return a.Bytes(), nil
 }
 
-// bootOrder returns the files of the boot modules, what each depends on before it. What the kernel has built in is no file.
+// bootOrder returns the files of the boot modules, what each depends on before it. What the kernel has built in is no
+// file.
 func bootOrder(dependencies string) (order []string) {
 	for _, want := range bootModules {
 		for line := range strings.Lines(dependencies) {

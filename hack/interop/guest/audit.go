@@ -9,8 +9,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/wire"
 )
 
-// audit looks at every packet in the capture of a cell, and adds them to those of the run. both says that neither end can have
-// been silent.
+// audit looks at every packet in the capture of a cell, and adds them to those of the run. both says that neither end
+// can have been silent.
 func (g *guest) audit(both bool) error {
 	found, err := wire.Audit(wire.CaptureFile)
 	if err != nil {

@@ -18,8 +18,8 @@ type rxeFault struct{ evidence string }
 
 func (r *rxeFault) Error() string { return r.evidence }
 
-// blame looks into the capture of a cell that has failed for what rdma_rxe is known to do wrong there. Without evidence of that
-// the error stays what it is: it must be the status of a request and nothing else.
+// blame looks into the capture of a cell that has failed for what rdma_rxe is known to do wrong there. Without
+// evidence of that the error stays what it is: it must be the status of a request and nothing else.
 func (g *guest) blame(c plan.Cell, err error) error {
 	failed, ok := sole[*statusError](err)
 	if !ok || g.left.name != plan.Rxe || c.Loss == plan.NoLoss || failed.status != plan.StatusRemAccessErr && failed.status != plan.StatusRetryExcErr {
@@ -46,9 +46,10 @@ func (g *guest) blame(c plan.Cell, err error) error {
 	return err
 }
 
-// nowhere is the PSN of an atomic write of rdma_rxe with address 0 that was next in turn at xroce, and that xroce has refused with a remote access
-// error. All requests are atomic writes, of one packet each, the first one of them has the PSN first. So every one that came
-// in its turn before has been executed, and what xroce makes of those does not count.
+// nowhere is the PSN of an atomic write of rdma_rxe with address 0 that was next in turn at xroce, and that xroce has
+// refused with a remote access error. All requests are atomic writes, of one packet each, the first one of them has
+// the PSN first. So every one that came in its turn before has been executed, and what xroce makes of those does not
+// count.
 func nowhere(packets []wire.Packet, first uint32) (psn uint32, refused bool) {
 	for next := first; len(packets) > 0; packets = packets[1:] {
 		d := packets[0]
@@ -69,8 +70,9 @@ func nowhere(packets []wire.Packet, first uint32) (psn uint32, refused bool) {
 	return 0, false
 }
 
-// unanswered is how often a READ of xroce was asked for again, after the first time or after the last response with its PSN. That may come
-// after a second request, while both are on their way. A request that is not the same as the first one with its PSN counts for nothing.
+// unanswered is how often a READ of xroce was asked for again, after the first time or after the last response with
+// its PSN. That may come after a second request, while both are on their way. A request that is not the same as the
+// first one with its PSN counts for nothing.
 func unanswered(packets []wire.Packet) (most int) {
 	first, again := map[uint32]wire.Packet{}, map[uint32]int{}
 	for _, d := range packets {
@@ -92,8 +94,8 @@ func unanswered(packets []wire.Packet) (most int) {
 	return most
 }
 
-// checkMSN compares the last message sequence number in the answers of the end at v1 with the number of messages. rdma_rxe does not
-// look at it, others do.
+// checkMSN compares the last message sequence number in the answers of the end at v1 with the number of messages.
+// rdma_rxe does not look at it, others do.
 func checkMSN(packets []wire.Packet, messages int) error {
 	last := uint32(0)
 	for _, d := range packets {

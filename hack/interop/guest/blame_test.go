@@ -76,7 +76,8 @@ func TestNowhere(t *testing.T) {
 	}
 }
 
-// TestBlame: only the status of a request, and only in a game with rdma_rxe, makes it look for what rdma_rxe does wrong.
+// TestBlame: only the status of a request, and only in a game with rdma_rxe, makes it look for what rdma_rxe does
+// wrong.
 func TestBlame(t *testing.T) {
 	c := plan.Cell{Operation: plan.AtomicWrite, Requester: "rxe", MTU: 1024, Family: 4, Size: 8, Loss: plan.Lost}
 	g := &guest{left: &end{name: "xroce at v0"}}

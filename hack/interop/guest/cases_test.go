@@ -11,7 +11,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/report"
 )
 
-// TestNothingCaptured: transfers without any packet in their captures fail, and a run without transfers has nothing to say of packets.
+// TestNothingCaptured: transfers without any packet in their captures fail, and a run without transfers has nothing
+// to say of packets.
 func TestNothingCaptured(t *testing.T) {
 	transfer := func(outcome string) report.Result { return report.Result{Kind: "transfer", Outcome: outcome} }
 	for _, c := range []struct {

@@ -21,15 +21,16 @@ func since(d, before report.Disturbance) report.Disturbance {
 	return report.Disturbance{FromRxe: less(d.FromRxe, before.FromRxe), ToRxe: less(d.ToRxe, before.ToRxe)}
 }
 
-// netem are the settings of the network emulator. Packets that are not the reordered ones are late, so that those overtake.
+// netem are the settings of the network emulator. Packets that are not the reordered ones are late, so that those
+// overtake.
 var netem = map[string][]string{
 	plan.Lost:       {"loss", "1%"},
 	plan.Reordered:  {"delay", "1ms", "reorder", "3%"},
 	plan.Duplicated: {"duplicate", "3%"},
 }
 
-// setLoss puts the emulator into both directions. What an AF_XDP socket sends passes no queueing discipline, so both are at v0, and
-// what arrives there goes through another device first.
+// setLoss puts the emulator into both directions. What an AF_XDP socket sends passes no queueing discipline, so both
+// are at v0, and what arrives there goes through another device first.
 func (g *guest) setLoss(loss string) error {
 	if loss == g.loss {
 		return nil
@@ -60,8 +61,8 @@ func (g *guest) setLoss(loss string) error {
 // participles say what happens to a packet.
 var participles = map[string]string{plan.Lost: "lost", plan.Reordered: "reordered", plan.Duplicated: "duplicated"}
 
-// judge says what is to be noted of a cell that works, or that it was not what it is called. In a transfer all packets may happen to be
-// left alone, in a bulk transfer not.
+// judge says what is to be noted of a cell that works, or that it was not what it is called. In a transfer all
+// packets may happen to be left alone, in a bulk transfer not.
 func judge(d *report.Disturbance, kind, loss string) (note string, err error) {
 	for _, x := range []struct {
 		direction string
@@ -102,8 +103,8 @@ func (g *guest) watchEmulator() func() (*report.Disturbance, error) {
 	}
 }
 
-// readEmulator asks the filters before and after the emulators, and again until nothing has passed in between: duplicates are a difference of
-// their counters.
+// readEmulator asks the filters before and after the emulators, and again until nothing has passed in between:
+// duplicates are a difference of their counters.
 func readEmulator(loss string) (d report.Disturbance, err error) {
 	const egress, qdiscs, ingress = 0, 2, 1
 	commands := [][]string{
@@ -181,7 +182,8 @@ func expectedChanges(c plan.Cell) float64 {
 	return rate * float64(c.Count()*max(1, (c.Size+c.MTU-1)/c.MTU))
 }
 
-// judgeEmulator fails operations in all of whose cells the emulator left all packets alone, where that cannot be chance.
+// judgeEmulator fails operations in all of whose cells the emulator left all packets alone, where that cannot be
+// chance.
 func (g *guest) judgeEmulator() {
 	type row struct{ operation, requester string }
 	expected, changed, cells := map[row]float64{}, map[row]int{}, map[row]int{}

@@ -68,7 +68,8 @@ func TestJudgeDisturbance(t *testing.T) {
 	}
 }
 
-// TestJudgeEmulator: an operation fails if nothing happened in all of its cells, provided that there were enough of them.
+// TestJudgeEmulator: an operation fails if nothing happened in all of its cells, provided that there were enough of
+// them.
 func TestJudgeEmulator(t *testing.T) {
 	run := func(changed int) (failed int) {
 		g := &guest{saved: time.Now(), saving: time.Hour}

@@ -13,10 +13,11 @@ import (
 	"github.com/xroce/xroce/internal/netns"
 )
 
-// rdma_rxe and xroce disagree about the ICRC of a FLUSH, so neither answers that of the other. That it is nothing else takes evidence, or a
-// mistake of xroce in any other part of a FLUSH would look the same. This file finds it: the ICRC of each captured packet is
-// computed by the specification and as rdma_rxe does it, and the very packet that was not answered is sent again with
-// the ICRC that its responder goes by, and nothing else changed. Then it is answered.
+// rdma_rxe and xroce disagree about the ICRC of a FLUSH, so neither answers that of the other. That it is nothing
+// else takes evidence, or a mistake of xroce in any other part of a FLUSH would look the same. This file finds it:
+// the ICRC of each captured packet is computed by the specification and as rdma_rxe does it, and the very packet that
+// was not answered is sent again with the ICRC that its responder goes by, and nothing else changed. Then it is
+// answered.
 
 // provokeFlush has a FLUSH posted by an end, which is answered like a READ without payload (IBTA annex A19).
 func (g *guest) provokeFlush(requester *end) error {
@@ -59,7 +60,8 @@ func (g *guest) provokeFlush(requester *end) error {
 	}
 	const how = "it computes the ICRC of a FLUSH over the 32 bytes of transport headers twice, since its opcode table " +
 		"(drivers/infiniband/sw/rxe/rxe_opcode.c) gives FLUSH no offset of the payload"
-	// rdma_rxe sends it again with address 0 in its RETH, as it does with atomic writes, so the first one is what is asked for.
+	// rdma_rxe sends it again with address 0 in its RETH, as it does with atomic writes, so the first one is what is
+	// asked for.
 	first := requests[0]
 	if requester == g.right {
 		if err := g.resend(first, first.HeadersTwice()); err != nil {
@@ -84,8 +86,8 @@ func (g *guest) provokeFlush(requester *end) error {
 		"right ICRC is answered", how, twice)}
 }
 
-// flushes are the requests of a FLUSH, and how many of them have their headers twice in the ICRC. Every other packet, and every one of xroce,
-// must have the right one, and a request that xroce sends again must be the same.
+// flushes are the requests of a FLUSH, and how many of them have their headers twice in the ICRC. Every other packet,
+// and every one of xroce, must have the right one, and a request that xroce sends again must be the same.
 func (g *guest) flushes(packets []wire.Packet, byXroce bool) (requests []wire.Packet, twice int, err error) {
 	requester := byte(wire.MACV0)
 	if byXroce {

@@ -12,7 +12,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/wire"
 )
 
-// TestFlushes: what rdma_rxe has sent to rdma_rxe has its headers twice in the ICRC of FLUSH, and nothing else is let pass.
+// TestFlushes: what rdma_rxe has sent to rdma_rxe has its headers twice in the ICRC of FLUSH, and nothing else is let
+// pass.
 func TestFlushes(t *testing.T) {
 	var packets []wire.Packet
 	require.NoError(t, wire.EachFrame("../../../roce/testdata/rc-flush-atomic-write.pcap", func(frame []byte) error {

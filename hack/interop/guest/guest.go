@@ -1,11 +1,12 @@
 //go:build linux
 
-// Package guest runs within the virtual machine. It starts the two ends, takes them through what the plan says, and judges what they see and what
-// the wire shows.
+// Package guest runs within the virtual machine. It starts the two ends, takes them through what the plan says, and
+// judges what they see and what the wire shows.
 //
-// Life of a cell (trial.go): setLoss puts the network emulator in place; a capture begins; transfer (or a fault, or a case) has both ends make and connect
-// queue pairs, fill their regions, post, wait and compare (protocol.go has the commands; peer.go and peer.py are the ends that obey
-// them); examine looks into the capture; conclude says what became of it; clean destroys the queue pairs; save writes the report.
+// Life of a cell (trial.go): setLoss puts the network emulator in place; a capture begins; transfer (or a fault, or a
+// case) has both ends make and connect queue pairs, fill their regions, post, wait and compare (protocol.go has the
+// commands; peer.go and peer.py are the ends that obey them); examine looks into the capture; conclude says what
+// became of it; clean destroys the queue pairs; save writes the report.
 package guest
 
 import (
@@ -25,8 +26,8 @@ import (
 
 const (
 	rdAtomic = 8
-	// ackTimeout is the code of both ends: 268 ms. An emulated machine on a busy host was seen to stand still for 1.1 s, and the usual 67 ms
-	// and 7 retries last 0.5 s.
+	// ackTimeout is the code of both ends: 268 ms. An emulated machine on a busy host was seen to stand still for 1.1
+	// s, and the usual 67 ms and 7 retries last 0.5 s.
 	ackTimeout = 16
 	results    = "/results"
 )
@@ -127,8 +128,8 @@ func (g *guest) makeEnds() error {
 	return nil
 }
 
-// openEnds starts both ends; what they say of their devices is a result, too. If one of them does not open, nothing can run, so that is a
-// failure but where it is permitted.
+// openEnds starts both ends; what they say of their devices is a result, too. If one of them does not open, nothing
+// can run, so that is a failure unless it is permitted.
 func (g *guest) openEnds() bool {
 	var opened []*end
 	for _, e := range []*end{g.left, g.right} {
@@ -164,7 +165,8 @@ func (g *guest) closeEnds(ends []*end) {
 	}
 }
 
-// runCells runs all that both ends are open for: cells, bulk transfers, faults and cases. Cells with the same network follow each other.
+// runCells runs all that both ends are open for: cells, bulk transfers, faults and cases. Cells with the same network
+// follow each other.
 func (g *guest) runCells() {
 	for _, loss := range plan.Losses {
 		for _, c := range g.plan.Cells {

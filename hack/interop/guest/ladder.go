@@ -48,8 +48,8 @@ func (o obtained) contradicts(r plan.Rung) (all []string) {
 	return all
 }
 
-// ladder shows what the kernel has, what it and the driver of v1 give for each choice of options, and that it works. What the
-// documentation says of a kernel has to be so.
+// ladder shows what the kernel has, what it and the driver of v1 give for each choice of options, and that it works.
+// What the documentation says of a kernel has to be so.
 func (g *guest) ladder() {
 	for _, f := range xdp.Features() {
 		g.alone("feature", f.Name, f.Name, func() (string, error) { return checkFeature(g.report.Kernel, f) })
@@ -97,7 +97,8 @@ func atLeast(kernel, since string) bool {
 	return slices.Compare(have[:], want[:]) >= 0
 }
 
-// climb opens v1 with the choice and moves data both ways. A choice that should be refused and is not fails, and the other way round.
+// climb opens v1 with the choice and moves data both ways. A choice that should be refused and is not fails, and the
+// other way round.
 func (g *guest) climb(r plan.Rung, port xdp.Port) (short string, err error) {
 	before := *g.right
 	defer func() { *g.right = before }()
@@ -175,8 +176,8 @@ func (g *guest) refuseLarger(mtu int) error {
 	return g.clean()
 }
 
-// differsFrom says what "xroce devices" expects otherwise. Open may obtain a better rung than the driver tells, since it tries each: kernels do
-// not compare what a program needs with what the driver tells. That is a note only.
+// differsFrom says what "xroce devices" expects otherwise. Open may obtain a better rung than the driver tells, since
+// it tries each: kernels do not compare what a program needs with what the driver tells. That is a note only.
 func (o obtained) differsFrom(port xdp.Port) (all []string, note string) {
 	place := slices.IndexFunc(port.Rungs, func(r xdp.Rung) bool { return r.String() == o.Mode })
 	better := place < 0 // or multi-buffer with it

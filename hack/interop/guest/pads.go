@@ -218,7 +218,8 @@ func (g *guest) dropped(bad wire.Forged) error {
 	return nil
 }
 
-// answerTo waits for the answer of an end to the PSN: a packet of that opcode which says that all is well, and no more than that.
+// answerTo waits for the answer of an end to the PSN: a packet of that opcode which says that all is well, and no
+// more than that.
 func (g *guest) answerTo(sender, opcode byte, psn uint32) (d wire.Packet, err error) {
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
 		packets, err := g.packetsSoFar()

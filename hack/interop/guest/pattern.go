@@ -13,8 +13,8 @@ const (
 	bulkSize    = 256 << 20
 )
 
-// writePattern makes the file of random bytes, always the same ones. They repeat, but at no distance that one of packets, messages or
-// offsets is likely to be.
+// writePattern makes the file of random bytes, always the same ones. They repeat, but at no distance that one of
+// packets, messages or offsets is likely to be.
 func writePattern(bulk bool) error {
 	size := patternSize
 	if bulk {

@@ -22,15 +22,16 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// PingPongCommand is the end made of xroce for the ping-pong programs of rdma-core (libibverbs/examples), as a user would write it with
-// package verbs. It takes turns with the other end, the client first, in SENDs of one size.
+// PingPongCommand is the end made of xroce for the ping-pong programs of rdma-core (libibverbs/examples), as a user
+// would write it with package verbs. It takes turns with the other end, the client first, in SENDs of one size.
 //
-// What either end tells the other over TCP is text in one write of fixed length: LID, QPN, PSN and GID in hexadecimal with colons
-// between, and a byte 0. The server answers when its queue pair is ready, and the client then says "done".
+// What either end tells the other over TCP is text in one write of fixed length: LID, QPN, PSN and GID in hexadecimal
+// with colons between, and a byte 0. The server answers when its queue pair is ready, and the client then says
+// "done".
 //
-// The stock program has one buffer, filled with 0x7b (ibv_srq_pingpong: with 0), into which it receives and from which it sends: so it
-// returns what it has got last.
-// With -c its client puts 0 at the beginning of each page before it starts, and its server looks for that in what it has got last.
+// The stock program has one buffer, filled with 0x7b (ibv_srq_pingpong: with 0), into which it receives and from
+// which it sends: so it returns what it has got last. With -c its client puts 0 at the beginning of each page before
+// it starts, and its server looks for that in what it has got last.
 type PingPongCommand struct {
 	Pattern   string        `arg:""`
 	Server    string        `help:"Address of the stock program; without, this end is the server."`
@@ -250,8 +251,8 @@ func (b *ball) send() error {
 	return b.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{b.mr.SGE(0, b.Size)}})
 }
 
-// complete waits for completions and does what comes next: the next message goes out when the last one has arrived and that of the other
-// end is here.
+// complete waits for completions and does what comes next: the next message goes out when the last one has arrived
+// and that of the other end is here.
 func (b *ball) complete(ctx context.Context) error {
 	if err := b.cq.Wait(ctx); err != nil {
 		return err

@@ -2,18 +2,19 @@
 
 package guest
 
-// The two ends of a cell, whatever they are made of, are processes that obey commands: a line of JSON on standard input for
-// each, and a line with the answer on standard output. peer.go is the end made of xroce, peer.py that of rdma_rxe; they
-// know the same commands and decide nothing.
+// The two ends of a cell, whatever they are made of, are processes that obey commands: a line of JSON on standard
+// input for each, and a line with the answer on standard output. peer.go is the end made of xroce, peer.py that of
+// rdma_rxe; they know the same commands and decide nothing.
 //
-// Contents of regions come from one file of random bytes (patternFile), which both ends map: so what is to be where is said by
-// offsets, and compared byte by byte.
+// Contents of regions come from one file of random bytes (patternFile), which both ends map: so what is to be where
+// is said by offsets, and compared byte by byte.
 
 // command is what an end is to do. Fields that its verb (Do) does not name are zero.
 type command struct {
 	Do string `json:"do"`
 
-	// open: the device of that name. Copy asks xroce for "copy" or "zero" copy, Mode for "native" or "generic", MultiBuffer for "on" or "off".
+	// open: the device of that name. Copy asks xroce for "copy" or "zero" copy, Mode for "native" or "generic",
+	// MultiBuffer for "on" or "off".
 	Device      string `json:"device,omitempty"`
 	Copy        string `json:"copy,omitempty"`
 	Mode        string `json:"mode,omitempty"`
@@ -83,8 +84,8 @@ type request struct {
 	Swap       uint64 `json:"swap"`
 }
 
-// answer is the end's answer. Error is what went wrong; Refused says that it is a refusal: this end, or what is beneath it, does
-// not have what was asked for and says so.
+// answer is the end's answer. Error is what went wrong; Refused says that it is a refusal: this end, or what is
+// beneath it, does not have what was asked for and says so.
 type answer struct {
 	Error   string `json:"error,omitempty"`
 	Refused bool   `json:"refused,omitempty"`
@@ -99,7 +100,8 @@ type answer struct {
 	Counters    map[string]uint64 `json:"counters,omitempty"`    // counters; those that are not zero
 }
 
-// completion is a work completion, of a receive or of the request with that place in the post. Status is that of enum ibv_wc_status.
+// completion is a work completion, of a receive or of the request with that place in the post. Status is that of enum
+// ibv_wc_status.
 type completion struct {
 	Receive     bool   `json:"receive"`
 	Place       int    `json:"place"`

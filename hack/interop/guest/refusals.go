@@ -11,8 +11,9 @@ import (
 	"github.com/xroce/xroce/hack/interop/report"
 )
 
-// A clean refusal is a result that is all right only where something is missing that is known to be missing there. This file says where;
-// any other refusal is a mistake of the end that refuses, which would otherwise hide behind its own error.
+// A clean refusal is a result that is all right only where something is missing that is known to be missing there.
+// This file says where; any other refusal is a mistake of the end that refuses, which would otherwise hide behind its
+// own error.
 
 // expectation is what is known of a refusal before it is seen.
 type expectation int
@@ -36,12 +37,13 @@ func (g *guest) setting() setting {
 	return setting{g.report.Kernel, nic, g.plan.NetMTU, plan.Rung{Mode: g.right.mode, Copy: g.right.copy, MultiBuffer: g.right.multiBuffer}}
 }
 
-// refusal is the one list of what may be refused: by an end ("rxe", or one made of xroce) that obeys a verb, on the way to a connection with
-// the terms.
+// refusal is the one list of what may be refused: by an end ("rxe", or one made of xroce) that obeys a verb, on the
+// way to a connection with the terms.
 //
-// Zero copy is the driver's: veth has none, nor has any driver under a generic program. virtio_net and igb of Linux 6.12 bind no zero copy, and
-// those of 7.3 do (docs/interop.md). AF_XDP has multi-buffer since Linux 6.6; without it path MTU 4096 does not fit a frame. Few drivers combine
-// it with zero copy, so xroce does not ask NICs for it by itself. rdma_rxe has atomic write and FLUSH since Linux 6.2.
+// Zero copy is the driver's: veth has none, nor has any driver under a generic program. virtio_net and igb of Linux
+// 6.12 bind no zero copy, and those of 7.3 do (docs/interop.md). AF_XDP has multi-buffer since Linux 6.6; without it
+// path MTU 4096 does not fit a frame. Few drivers combine it with zero copy, so xroce does not ask NICs for it by
+// itself. rdma_rxe has atomic write and FLUSH since Linux 6.2.
 func (s setting) refusal(end, verb string, t terms) expectation {
 	noMultiBuffer := !atLeast(s.kernel, "Linux 6.6")
 	nicIsKnown := s.nic == "virtio" || s.nic == "igb"
@@ -92,7 +94,8 @@ func (s setting) permitted(err error, t terms) error {
 	return err
 }
 
-// sole finds an error of the type in err if that says nothing else: of two errors that are joined neither excuses the other.
+// sole finds an error of the type in err if that says nothing else: of two errors that are joined neither excuses the
+// other.
 func sole[T error](err error) (found T, ok bool) {
 	for err != nil {
 		if found, ok = err.(T); ok {

@@ -23,19 +23,20 @@ import (
 	"github.com/xroce/xroce/hack/interop/report"
 )
 
-// Stock programs are those of rdma-core as they come with the distribution, on rdma_rxe at v0, with xroce as a user would program
-// it at v1 (pingpong.go): other people's code decides there what is right.
+// Stock programs are those of rdma-core as they come with the distribution, on rdma_rxe at v0, with xroce as a user
+// would program it at v1 (pingpong.go): other people's code decides there what is right.
 
-// stockLimit is the time that both ends have to end by themselves. Xroce's end gives up sooner, to say what it has seen. stockGrace is what the
-// stock program has after a failure of xroce's end.
+// stockLimit is the time that both ends have to end by themselves. Xroce's end gives up sooner, to say what it has
+// seen. stockGrace is what the stock program has after a failure of xroce's end.
 const (
 	stockLimit  = 2 * time.Minute
 	stockGiveUp = stockLimit - 10*time.Second
 	stockGrace  = 15 * time.Second
 )
 
-// differences are those of the programs for xroce's end and for their own. ibv_srq_pingpong exchanges as many endpoints as it could have
-// queue pairs (MAX_QP). It has one of them here: with more it ends when all together have had their turns, in the middle of those of others.
+// differences are those of the programs for xroce's end and for their own. ibv_srq_pingpong exchanges as many
+// endpoints as it could have queue pairs (MAX_QP). It has one of them here: with more it ends when all together have
+// had their turns, in the middle of those of others.
 func differences(s plan.Game) (xroce, program []string) {
 	if s.Events {
 		program = append(program, "-e")
@@ -115,8 +116,8 @@ func play(s plan.Game) error {
 	return judgeGame(s, seen, err, said.String(), programErr, ctx.Err())
 }
 
-// judgeGame says whether both ends saw what they should, and ended by themselves: ended is why they were ended. The stock program's exit status
-// says nothing of the content: it prints what is wrong.
+// judgeGame says whether both ends saw what they should, and ended by themselves: ended is why they were ended. The
+// stock program's exit status says nothing of the content: it prints what is wrong.
 func judgeGame(s plan.Game, seen answer, xroceErr error, said string, programErr, ended error) error {
 	switch {
 	case seen.Refused && ended == nil:

@@ -102,7 +102,8 @@ type step struct {
 
 const immediate = 0x01020304 // of the first message; each message has one more
 
-// transfer runs a cell: all its messages are posted at once, and afterwards both regions must be what they ought to be, guards included.
+// transfer runs a cell: all its messages are posted at once, and afterwards both regions must be what they ought to
+// be, guards included.
 func (g *guest) transfer(c plan.Cell) error {
 	l := layoutOf(c)
 	t := terms{mtu: c.MTU, family: c.Family, length: l.length(), access: allAccess, retry: 7, rnrRetry: 7}
@@ -223,8 +224,8 @@ func (p pair) succeed(count int) error {
 	return err
 }
 
-// atomics does all on one word, the first one of the responder's region, so that the value of each result is known: an atomic that is
-// executed twice, or out of order, shows.
+// atomics does all on one word, the first one of the responder's region, so that the value of each result is known:
+// an atomic that is executed twice, or out of order, shows.
 func (p pair) atomics(c plan.Cell, l layout) error {
 	a, err := p.responder.do(command{Do: "load", At: guard})
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/wire"
 )
 
-// one runs one cell, fault or case and notes what became of it. The capture is kept if it fails. c is nil if it is not a cell.
+// one runs one cell, fault or case and notes what became of it. The capture is kept if it fails. c is nil if it is
+// not a cell.
 func (g *guest) one(kind, name string, c *plan.Cell, run func() error) {
 	begin := time.Now()
 	loss := plan.NoLoss
@@ -58,8 +59,8 @@ func (g *guest) one(kind, name string, c *plan.Cell, run func() error) {
 	g.add(r, begin)
 }
 
-// alone is for what opens its devices itself: it runs it and notes what became of it. The capture is kept if it fails. Row is what a table has
-// of it, short what it has in place of the outcome.
+// alone is for what opens its devices itself: it runs it and notes what became of it. The capture is kept if it
+// fails. Row is what a table has of it, short what it has in place of the outcome.
 func (g *guest) alone(kind, row, name string, run func() (short string, err error)) {
 	begin := time.Now()
 	r := report.Result{Kind: kind, Row: row, Name: name}
@@ -79,8 +80,8 @@ func (g *guest) audited(kind, name string) bool {
 	return g.left.name == plan.Rxe && (kind == "transfer" || kind == "fault" && !strings.HasPrefix(name, plan.Flush))
 }
 
-// examine ends the capture and looks into it. err is what became of the cell so far, and failed what became of it with the capture in view; wrong
-// is what is wrong with the packets.
+// examine ends the capture and looks into it. err is what became of the cell so far, and failed what became of it
+// with the capture in view; wrong is what is wrong with the packets.
 func (g *guest) examine(kind, name string, c *plan.Cell, err error) (failed, wrong error) {
 	wrong = g.capture.Stop(kind != "bulk" || err != nil)
 	if kind == "bulk" {
@@ -157,8 +158,8 @@ func (g *guest) add(r report.Result, begin time.Time) {
 	fmt.Println()
 }
 
-// save writes what has come out so far. It is to take a twentieth of the time at most: what came out since the last time is lost if the
-// machine dies.
+// save writes what has come out so far. It is to take a twentieth of the time at most: what came out since the last
+// time is lost if the machine dies.
 func (g *guest) save(now bool) error {
 	begin := time.Now()
 	if !now && begin.Sub(g.saved) < 20*g.saving {

@@ -9,8 +9,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/wire"
 )
 
-// Kinds of cases. A case is an experiment whose right result is known from what users of software RDMA ran into, by the ID of docs/cases.md.
-// Those here are about what only the wire shows: each looks into its own capture.
+// Kinds of cases. A case is an experiment whose right result is known from what users of software RDMA ran into, by
+// the ID of docs/cases.md. Those here are about what only the wire shows: each looks into its own capture.
 const (
 	Padded        = "padded"          // A1: messages whose last packet has a pad
 	PadNotCovered = "pad not covered" // A1: a forged packet whose ICRC leaves out the pad

@@ -85,8 +85,9 @@ func (c Cell) Count() int {
 	}
 }
 
-// shorten limits messages where rdma_rxe reads over a network with faults: it asks for the whole message at once, and after every gap
-// again for all that is missing, which the responder has to send each time, so the time grows with the square of the length.
+// shorten limits messages where rdma_rxe reads over a network with faults: it asks for the whole message at once, and
+// after every gap again for all that is missing, which the responder has to send each time, so the time grows with
+// the square of the length.
 func (c Cell) shorten() Cell {
 	if c.Operation == Read && c.Requester == Rxe && c.Loss != NoLoss {
 		c.Size = min(c.Size, 1<<20)
@@ -94,8 +95,8 @@ func (c Cell) shorten() Cell {
 	return c
 }
 
-// Covering has every value of each axis at least once with each operation and each requester. Cells of the others pair the values
-// differently, so that most pairs of values occur somewhere.
+// Covering has every value of each axis at least once with each operation and each requester. Cells of the others
+// pair the values differently, so that most pairs of values occur somewhere.
 func Covering(requesters []string) (cells []Cell) {
 	for o, operation := range Operations {
 		for r, requester := range requesters {

@@ -50,7 +50,8 @@ func TestCovering(t *testing.T) {
 			}
 		}
 	}
-	// 10 pairs of MTU and family, 40 of MTU and size, 20 of MTU and loss, 16 of family and size, 8 of family and loss, 32 of size and loss.
+	// 10 pairs of MTU and family, 40 of MTU and size, 20 of MTU and loss, 16 of family and size, 8 of family and
+	// loss, 32 of size and loss.
 	require.Greater(t, len(pairs), 115)
 }
 

@@ -25,8 +25,8 @@ type Fault struct {
 	Receive int           `json:"receive,omitempty"`
 	Late    time.Duration `json:"late,omitempty"` // how long after the request the receive is posted
 	Kill    bool          `json:"kill,omitempty"` // the responder's process is killed before the request is posted
-	// What must be seen, by what the responder is made of: the status of the request, the status of the receive if there is one, and
-	// the state of the responder's queue pair afterwards.
+	// What must be seen, by what the responder is made of: the status of the request, the status of the receive if
+	// there is one, and the state of the responder's queue pair afterwards.
 	Status   map[string]int `json:"status"`
 	Received map[string]int `json:"received,omitempty"`
 	State    string         `json:"state,omitempty"`
@@ -37,7 +37,8 @@ func (f Fault) String() string { return fmt.Sprintf("%s, requester %s", f.Name, 
 // both is the same status whatever the responder is.
 func both(status int) map[string]int { return map[string]int{Xroce: status, Rxe: status} }
 
-// refusedBy is a request that the responder refuses with a remote access error. The receive that waits at it is flushed.
+// refusedBy is a request that the responder refuses with a remote access error. The receive that waits at it is
+// flushed.
 func refusedBy(f Fault) Fault {
 	f.Receive, f.Status, f.Received, f.State = 64, both(StatusRemAccessErr), both(StatusFlushErr), "ERR"
 	return f
@@ -63,8 +64,8 @@ func accessFaults(operation string) []Fault {
 	}
 }
 
-// faultCases are all faults, each with both requesters. left is the name of the end at v0; only rdma_rxe there gets a FLUSH, whose ICRC
-// it computes in a way of its own.
+// faultCases are all faults, each with both requesters. left is the name of the end at v0; only rdma_rxe there gets a
+// FLUSH, whose ICRC it computes in a way of its own.
 func faultCases(left string) (all []Fault) {
 	var once []Fault
 	for _, operation := range []string{Write, Read, FetchAdd} {

@@ -4,9 +4,9 @@ package plan
 
 import "fmt"
 
-// Stock programs of rdma-core that xroce can talk to. rping, ucmatose and udaddy meet by librdmacm's connection manager, and the others need
-// UC, UD or XRC; perftest's programs compare their versions, page sizes and MTUs over TCP before the endpoints, and their counts
-// behind them, in ways that go with the version.
+// Stock programs of rdma-core that xroce can talk to. rping, ucmatose and udaddy meet by librdmacm's connection
+// manager, and the others need UC, UD or XRC; perftest's programs compare their versions, page sizes and MTUs over
+// TCP before the endpoints, and their counts behind them, in ways that go with the version.
 const (
 	RCPingPong  = "ibv_rc_pingpong"
 	SRQPingPong = "ibv_srq_pingpong"

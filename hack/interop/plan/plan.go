@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package plan says what a run of hack/interop does: cells, faults, cases, games and choices of options, as data. It knows what must come
-// out of each of them, and nothing of how it is done.
+// Package plan says what a run of hack/interop does: cells, faults, cases, games and choices of options, as data. It
+// knows what must come out of each of them, and nothing of how it is done.
 package plan
 
 import (
@@ -63,7 +63,7 @@ type Options struct {
 	NetMTU int      `name:"netdev-mtu" default:"9000" help:"MTU of the network devices."`
 }
 
-// New is what the options ask for, if that is something and can be done.
+// New makes the plan that the options ask for. It refuses a plan that has nothing to do or that cannot be done.
 func New(o Options) (Plan, error) {
 	p := Plan{NIC: o.NIC, Layout: "veth", NetMTU: o.NetMTU, Left: o.Left, Copy: o.Copy}
 	p.Made = Made{Date: time.Now().UTC().Format(time.DateTime), Parts: o.Parts, Full: o.Full, Only: o.Only}
@@ -86,8 +86,8 @@ func (p *Plan) leftName() string {
 	return p.Left
 }
 
-// add adds what a part has: of cells, faults, cases, games and choices of options those that contain the text. Stock programs and choices of
-// options are with rdma_rxe only, and stock programs on veth only.
+// add adds what a part has: of cells, faults, cases, games and choices of options those that contain the text. Stock
+// programs and choices of options are with rdma_rxe only, and stock programs on veth only.
 func (p *Plan) add(part string, o Options) error {
 	withRxe := p.Left == Rxe
 	switch brief := part == "brief"; part {

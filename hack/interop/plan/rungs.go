@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Rung is one choice of verbs.Options; the zero value is what they have by default. Native and generic mode take the rung with frags where
-// kernel and driver give it, and no choice of options leaves it out.
+// Rung is one choice of verbs.Options; the zero value is what they have by default. Native and generic mode take the
+// rung with frags where kernel and driver give it, and no choice of options leaves it out.
 type Rung struct {
 	Mode        string `json:"mode,omitempty"`         // native, generic
 	Copy        string `json:"copy,omitempty"`         // copy, zero

@@ -19,7 +19,8 @@ cells over a network with faults that happened to have none. [interop.md](intero
 
 `
 
-// WriteKernels writes what works on which kernel, in short: the last section of docs/support.md, which internal/support/matrix embeds.
+// WriteKernels writes what works on which kernel, in short: the last section of docs/support.md, which
+// internal/support/matrix embeds.
 func WriteKernels(w io.Writer, reports []Report) {
 	var t table
 	for _, r := range reports {

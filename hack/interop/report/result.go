@@ -1,6 +1,7 @@
 //go:build linux
 
-// Package report has what comes out of runs, keeps it, and makes docs/interop.md and the section on kernels of docs/support.md of it.
+// Package report has what comes out of runs, keeps it, and makes docs/interop.md and the section on kernels of
+// docs/support.md of it.
 package report
 
 import (
@@ -42,8 +43,8 @@ type Report struct {
 	Results  []Result `json:"results"`
 }
 
-// Emulated is how many packets of one direction reached the network emulator, and how many of them it did something to: dropped them, sent
-// them ahead of others, or sent them twice.
+// Emulated is how many packets of one direction reached the network emulator, and how many of them it did something
+// to: dropped them, sent them ahead of others, or sent them twice.
 type Emulated struct {
 	Packets int `json:"packets"`
 	Changed int `json:"changed"`

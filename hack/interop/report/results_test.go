@@ -14,7 +14,8 @@ import (
 	"github.com/xroce/xroce/hack/interop/plan"
 )
 
-// TestKeepResults: a run that came to its end replaces what was there, one that was cut short does not replace one that was not.
+// TestKeepResults: a run that came to its end replaces what was there, one that was cut short does not replace one
+// that was not.
 func TestKeepResults(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "7.3")
 	leave := func(r *Report) {
@@ -70,8 +71,8 @@ func TestRevision(t *testing.T) {
 	require.Regexp(t, `^([0-9a-f]{12}(\+changes)?|unknown)$`, Revision(filepath.Join(own, "interop")))
 }
 
-// TestReport: the tables about rdma_rxe have no results of others, the runs that each column is made of are named, and those that do not
-// belong together.
+// TestReport: the tables about rdma_rxe have no results of others, the runs that each column is made of are named,
+// and those that do not belong together.
 func TestReport(t *testing.T) {
 	kinds := func(outcome string) []Result {
 		return []Result{

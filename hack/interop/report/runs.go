@@ -23,8 +23,8 @@ const (
 	resultsFile     = "results.json"
 )
 
-// Revision is that of the source that the program is made of: what the build has noted or, without that, what git says of the folder where
-// the program lies.
+// Revision is that of the source that the program is made of: what the build has noted or, without that, what git
+// says of the folder where the program lies.
 func Revision(program string) string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		noted := map[string]string{}
@@ -62,8 +62,8 @@ const (
 	incomplete = ".incomplete" // of one that was cut short
 )
 
-// Keep puts what a run has left, in folder.running, in the place of earlier results. A run that was cut short does not replace one that
-// came to its end: it stays beside it.
+// Keep puts what a run has left, in folder.running, in the place of earlier results. A run that was cut short does
+// not replace one that came to its end: it stays beside it.
 func Keep(folder string) (*Report, error) {
 	fresh, target := folder+Running, folder
 	r, err := readReport(fresh)

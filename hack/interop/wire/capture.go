@@ -38,8 +38,8 @@ func StartCapture(headers bool) *Capture {
 	return &Capture{cmd, output}
 }
 
-// Sync waits until all that has passed v0 so far is in the file: until a frame is there that was sent behind it. The emulator may
-// lose one.
+// Sync waits until all that has passed v0 so far is in the file: until a frame is there that was sent behind it. The
+// emulator may lose one.
 func (c *Capture) Sync() error {
 	if c.cmd == nil {
 		return errors.New("tcpdump did not start")

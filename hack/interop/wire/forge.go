@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/internal/netns"
 )
 
-// Forged is a packet from one end's address to the other's that the end has not sent. It is made of bytes, without package roce, whose
-// mistakes it is to find.
+// Forged is a packet from one end's address to the other's that the end has not sent. It is made of bytes, without
+// package roce, whose mistakes it is to find.
 type Forged struct {
 	ToRxe      bool // in the place of xroce; otherwise to xroce
 	Family     int

@@ -15,12 +15,13 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Which end is to blame when the two do not understand each other is told by a third party: this file computes the ICRC of captured
-// packets from their bytes and hash/crc32, by IBTA section 7.8.1 and annex A17. It must not use package roce, whose
-// mistakes it is to find.
+// Which end is to blame when the two do not understand each other is told by a third party: this file computes the
+// ICRC of captured packets from their bytes and hash/crc32, by IBTA section 7.8.1 and annex A17. It must not use
+// package roce, whose mistakes it is to find.
 //
-// Life of a packet here: eachFrame reads it from the capture, dissect finds the parts of a RoCEv2 packet by the lengths in its headers,
-// and invariantCRC computes what its last four bytes ought to be. audit does so for every packet of a cell, and blames the sender.
+// Life of a packet here: eachFrame reads it from the capture, dissect finds the parts of a RoCEv2 packet by the
+// lengths in its headers, and invariantCRC computes what its last four bytes ought to be. audit does so for every
+// packet of a cell, and blames the sender.
 
 const (
 	MACV0     = 1 // last bytes of the Ethernet addresses: of rdma_rxe
@@ -84,8 +85,8 @@ func Dissect(frame []byte) (d Packet, ok bool, err error) {
 	return d, true, nil
 }
 
-// InvariantCRC is the ICRC of a packet that begins with its IP header and ends with its pad. Eight bytes of ones stand for a local route
-// header; what routers may change counts as ones.
+// InvariantCRC is the ICRC of a packet that begins with its IP header and ends with its pad. Eight bytes of ones
+// stand for a local route header; what routers may change counts as ones.
 func InvariantCRC(packet []byte) uint32 {
 	ip, variable := 20, []int{1, 8, 10, 11} // type of service, time to live, checksum
 	if packet[0]>>4 == 6 {

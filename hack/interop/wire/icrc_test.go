@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestInvariantCRC: what rdma_rxe and rdma_rxe have sent each other is right to the computation of this package, but for the FLUSH of which
-// rdma_rxe is known to get it wrong; and what it covers, and nothing else, matters to it.
+// TestInvariantCRC: what rdma_rxe and rdma_rxe have sent each other is right to the computation of this package, but
+// for the FLUSH of which rdma_rxe is known to get it wrong; and what it covers, and nothing else, matters to it.
 func TestInvariantCRC(t *testing.T) {
 	files, err := filepath.Glob("../../../roce/testdata/rc-*.pcap")
 	require.NoError(t, err)

@@ -1,11 +1,11 @@
 //go:build linux
 
-// Package wire captures the packets between the two ends, takes them apart, and forges some. It shares nothing with package roce, whose mistakes it is
-// to find.
+// Package wire captures the packets between the two ends, takes them apart, and forges some. It shares nothing with
+// package roce, whose mistakes it is to find.
 package wire
 
-// Opcodes of the service RC (IBTA section 9.2, annex A17 and A19), and what a NAK says. They stand here once more, beside those of package
-// roce.
+// Opcodes of the service RC (IBTA section 9.2, annex A17 and A19), and what a NAK says. They stand here once more,
+// beside those of package roce.
 const (
 	SendFirst         = 0x00
 	SendMiddle        = 0x01

@@ -46,8 +46,8 @@ func (t table) sorted() [][]string {
 	return rows
 }
 
-// collect merges records into tables. What one test found out about a row and another one did not look at makes one row;
-// what they found out differently is an error.
+// collect merges records into tables. What one test found out about a row and another one did not look at makes one
+// row; what they found out differently is an error.
 func collect(records []support.Record) (map[string]table, error) {
 	slices.SortFunc(records, func(a, b support.Record) int {
 		return cmp.Or(cmp.Compare(a.Package, b.Package), cmp.Compare(a.Test, b.Test))
@@ -124,7 +124,8 @@ func section(b *bytes.Buffer, title, note string, head []string, rows [][]string
 	}
 }
 
-// opcodeRows returns the opcodes with the ways in which they were checked, and those that no test has sent and received.
+// opcodeRows returns the opcodes with the ways in which they were checked, and those that no test has sent and
+// received.
 func opcodeRows(t table) (rows, missing [][]string, err error) {
 	used := 0
 	for number := range 256 {
@@ -170,8 +171,8 @@ func yes(b bool) string {
 	return "no"
 }
 
-// missingEvents lists the events that no test has seen. A row of an event has its name as the operation or, where several things lead to
-// it, as the outcome.
+// missingEvents lists the events that no test has seen. A row of an event has its name as the operation or, where
+// several things lead to it, as the outcome.
 func missingEvents(objects table) (missing []string) {
 	seen := make(map[string]bool)
 	for _, r := range objects {
@@ -208,8 +209,8 @@ func unknownOpcodes() string {
 	return strings.Join(ranges, ", ")
 }
 
-// transitionRows returns the transitions with the attributes that were checked, and those of the specification that were
-// not. Every row must be in the specification, with the same rule.
+// transitionRows returns the transitions with the attributes that were checked, and those of the specification that
+// were not. Every row must be in the specification, with the same rule.
 func transitionRows(t table) (rows, missing [][]string, err error) {
 	used := 0
 	for _, s := range transitions {

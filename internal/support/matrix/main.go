@@ -1,8 +1,8 @@
-// Command matrix runs all tests of the module and writes docs/support.md and docs/support-details.md from what those that passed have recorded
-// (see package support), and from kernels.md, which "bin/interop report" writes. It fails if a test failed or was skipped, if two
-// tests contradict each other, or if one records what the specification does not have. With -check it compares with the files
-// instead, with -records it takes what a run of the tests has recorded already (with CI=true, so that none was skipped). Run
-// it at the module's root, as root.
+// Command matrix runs all tests of the module and writes docs/support.md and docs/support-details.md from what those
+// that passed have recorded (see package support), and from kernels.md, which "bin/interop report" writes. It fails
+// if a test failed or was skipped, if two tests contradict each other, or if one records what the specification does
+// not have. With -check it compares with the files instead, with -records it takes what a run of the tests has
+// recorded already (with CI=true, so that none was skipped). Run it at the module's root, as root.
 package main
 
 import (

@@ -121,8 +121,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// TestShow: what passes is one line; what fails is told in full, also what has not come to an end when its package fails; what
-// is skipped is returned.
+// TestShow: what passes is one line; what fails is told in full, also what has not come to an end when its package
+// fails; what is skipped is returned.
 func TestShow(t *testing.T) {
 	var events bytes.Buffer
 	for _, e := range []map[string]string{

@@ -20,7 +20,8 @@ has each row with the tests that have shown it. A number in parentheses is how m
 is of virtual machines.
 `
 
-// kernels is the last section. It is not of records of tests but of what virtual machines have shown: "bin/interop report" writes it.
+// kernels is the last section. It is not of records of tests but of what virtual machines have shown: "bin/interop
+// report" writes it.
 //
 //go:embed kernels.md
 var kernels string
@@ -124,7 +125,8 @@ func transitionGroups(t table) (rows [][]string) {
 	return rows
 }
 
-// faultGroups has a row for each answer of the responder, and one for each thing that the requester does where the answer was not looked at.
+// faultGroups has a row for each answer of the responder, and one for each thing that the requester does where the
+// answer was not looked at.
 func faultGroups(t table) (wire, local [][]string) {
 	const onTheWire, requester = 0, 4 // places in a row's value, see support.Fault
 	answers, others := make(map[string][]string), make(map[string][]string)
@@ -172,8 +174,8 @@ func condensed(groups map[string][]string) (rows [][]string) {
 	return rows
 }
 
-// condense writes names of the form "RDMA READ, wrong key" shorter: those with the same end, or else those with the same beginning, are one entry with
-// their number.
+// condense writes names of the form "RDMA READ, wrong key" shorter: those with the same end, or else those with the
+// same beginning, are one entry with their number.
 func condense(names []string) string {
 	slices.Sort(names)
 	ends, begins := make(map[string]int), make(map[string]int)

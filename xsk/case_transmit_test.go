@@ -66,7 +66,8 @@ func bursts(t *testing.T, from, to *Socket, total int, gap time.Duration) (longe
 				received++
 			}
 			to.Release()
-			require.Less(t, time.Since(begin), 5*time.Second, "%d of %d frames arrived, %d buffers are free", received, sent, from.FreeBuffers())
+			require.Less(t, time.Since(begin), 5*time.Second, "%d of %d frames arrived, %d buffers are free", received, sent,
+				from.FreeBuffers())
 			yield()
 		}
 		longest = max(longest, threadTime()-start)
@@ -127,7 +128,8 @@ func partialSubmits(t *testing.T, from, to *Socket, total int) {
 	scribble(from, from.transmit.free)
 	sent, received, released := 0, 0, 0
 	for start := time.Now(); received < total; {
-		require.Less(t, time.Since(start), 20*time.Second+time.Duration(total)*50*time.Microsecond, "%d of %d frames arrived", received, total)
+		require.Less(t, time.Since(start), 20*time.Second+time.Duration(total)*50*time.Microsecond, "%d of %d frames arrived",
+			received, total)
 		for range 1 + random.IntN(64) {
 			if sent == total || sent-released == window || from.Buffer() == nil {
 				break
@@ -172,7 +174,8 @@ func partialSubmits(t *testing.T, from, to *Socket, total int) {
 		requireIdle(t, s)
 		i := s.Info()
 		require.Equal(t, i.TransmitBuffers(), len(s.transmit.free))
-		require.EqualValues(t, i.ReceiveFrames, s.receive.fill.producer.Load()-s.receive.fill.consumer.Load(), "the FILL ring has all")
+		require.EqualValues(t, i.ReceiveFrames, s.receive.fill.producer.Load()-s.receive.fill.consumer.Load(),
+			"the FILL ring has all")
 		require.Equal(t, s.receive.ring.producer.Load(), s.receive.ring.consumer.Load())
 		require.Equal(t, s.transmit.ring.producer.Load(), s.transmit.ring.consumer.Load())
 		require.Equal(t, s.transmit.completion.producer.Load(), s.transmit.completion.consumer.Load())

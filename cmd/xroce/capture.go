@@ -148,7 +148,8 @@ func (c *captureCommand) choose(ctx context.Context) ([]control.Socket, error) {
 }
 
 // connect begins the captures. Processes that have ended meanwhile are left out.
-func (c *captureCommand) connect(app *application, sockets []control.Socket, options []byte) (list []*captureSource, err error) {
+func (c *captureCommand) connect(app *application, sockets []control.Socket,
+	options []byte) (list []*captureSource, err error) {
 	var failures []error
 	for _, socket := range sockets {
 		limited, cancel := context.WithTimeoutCause(app.ctx, answerTime, errNoAnswer)

@@ -29,7 +29,8 @@ type captureSource struct {
 
 // newCaptureSource begins a capture: when it returns, packets are collected.
 func newCaptureSource(ctx context.Context, socket control.Socket, options []byte, index int) (*captureSource, error) {
-	connection, err := control.Open(ctx, socket.Path, control.Request{Want: verbs.WantCapture, Options: options, Stream: true})
+	connection, err := control.Open(ctx, socket.Path,
+		control.Request{Want: verbs.WantCapture, Options: options, Stream: true})
 	if err != nil {
 		return nil, err
 	}

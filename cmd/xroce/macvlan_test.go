@@ -47,7 +47,8 @@ func TestMacvlanForEachProcess(t *testing.T) {
 		first, second := newMacvlan(t, &p.A, "10.9.0.11/24"), newMacvlan(t, &p.A, "10.9.0.12/24")
 		play := func(client, server *netlab.End) {
 			t.Helper()
-			a, b := startPingpong(t, &netlab.Pair{A: *client, B: *server}, server.IPv4().String(), []string{"-n", "50"}, []string{"-n", "50"})
+			a, b := startPingpong(t, &netlab.Pair{A: *client, B: *server}, server.IPv4().String(), []string{"-n", "50"},
+				[]string{"-n", "50"})
 			require.Equal(t, 0, a.status(t, 20*time.Second), a.stderr.String())
 			require.Equal(t, 0, b.status(t, 5*time.Second), b.stderr.String())
 		}

@@ -67,7 +67,8 @@ func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 
 // dial connects to one of the addresses of a host, from the namespace. The socket of an address is made by the
 // calling thread.
-func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host string, port uint16) (connection net.Conn, err error) {
+func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host string,
+	port uint16) (connection net.Conn, err error) {
 	addresses, err := addressesOf(ctx, host)
 	if err != nil {
 		return nil, err

@@ -98,7 +98,8 @@ const answerTime = 3 * time.Second
 
 // look asks every process. One that has ended meanwhile is left out, and so is one that does not answer as it should,
 // whose failure is returned by the path of its socket. If none answers that is an error.
-func (c *statCommand) look(ctx context.Context, folder, network string) (list []observation, failures map[string]error, err error) {
+func (c *statCommand) look(ctx context.Context, folder,
+	network string) (list []observation, failures map[string]error, err error) {
 	sockets, err := listSockets(folder)
 	if err != nil {
 		return nil, nil, err
@@ -120,7 +121,8 @@ func (c *statCommand) look(ctx context.Context, folder, network string) (list []
 			err = json.Unmarshal(o.document, &o.snapshot)
 		}
 		if err == nil && o.snapshot.Format != verbs.SnapshotFormat {
-			err = fmt.Errorf("%s tells format %d, this xroce (%s) knows %d", s.Path, o.snapshot.Format, version(), verbs.SnapshotFormat)
+			err = fmt.Errorf("%s tells format %d, this xroce (%s) knows %d", s.Path, o.snapshot.Format, version(),
+				verbs.SnapshotFormat)
 		}
 		switch {
 		case ctx.Err() != nil:

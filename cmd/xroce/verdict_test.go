@@ -111,7 +111,8 @@ func featuresTell(t *testing.T, namespace *netlab.Namespace) {
 	list := newProgram("features")
 	inUserNamespace(list.command)
 	require.Equal(t, 0, list.run(t, namespace), &list.stderr)
-	require.Contains(t, list.stdout.String(), "not in the user namespace that owns the network namespace, where socket(AF_XDP) wants them")
+	require.Contains(t, list.stdout.String(),
+		"not in the user namespace that owns the network namespace, where socket(AF_XDP) wants them")
 	list = newProgram("features")
 	asFilteredBy("bpf=ENOSYS")(list.command)
 	require.Equal(t, statusEnvironment, list.run(t, namespace))

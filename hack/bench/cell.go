@@ -126,7 +126,8 @@ func (c *cell) summarize(plan []string, runs map[string][]float64) {
 			l.Ratios[other] = quartilesOf(ratios(values, runs[other]))
 		}
 		if spread := l.Upper / l.Lower; (what == raw || what == rawPingPong) && spread > maximumSpread {
-			c.Void = append(c.Void, fmt.Sprintf("the quartiles of %s are %.2f apart, more than %.1f", what, spread, maximumSpread))
+			c.Void = append(c.Void,
+				fmt.Sprintf("the quartiles of %s are %.2f apart, more than %.1f", what, spread, maximumSpread))
 		}
 		// A ceiling that is lower than what is below it was not reached: it has one thread per end, and the verbs
 		// have others that take over when it is not let onto its CPU.

@@ -45,7 +45,8 @@ type runCommand struct {
 
 func main() {
 	var c commandLine
-	parsed := kong.Parse(&c, kong.Name("bench"), kong.Description("RDMA, raw AF_XDP and TCP over veth pairs."), kong.UsageOnError())
+	parsed := kong.Parse(&c, kong.Name("bench"), kong.Description("RDMA, raw AF_XDP and TCP over veth pairs."),
+		kong.UsageOnError())
 	if err := parsed.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", strings.ReplaceAll(err.Error(), "\n", "; "))
 		os.Exit(1)

@@ -63,7 +63,8 @@ func (c *runCommand) Run(ctx context.Context) error {
 			break
 		}
 	}
-	fmt.Printf("%d %s, %d %s, %d %s, %d %s in %v; results, logs and captures: %s\n", count[report.Works], report.Works, count[report.Refused], report.Refused,
+	fmt.Printf("%d %s, %d %s, %d %s, %d %s in %v; results, logs and captures: %s\n", count[report.Works], report.Works,
+		count[report.Refused], report.Refused,
 		count[report.RxeFault], report.RxeFault, count[report.Fails], report.Fails, time.Since(begin).Round(time.Second), c.Keep)
 	if count[report.Fails] > 0 {
 		trouble = append(trouble, fmt.Errorf("%d cells fail, see %s", count[report.Fails], c.Keep))

@@ -55,7 +55,8 @@ func (r *ring[T]) take() T {
 func (r *ring[T]) release() { r.consumer.Store(r.local) }
 
 func registerMemory(fd int, memory []byte) error {
-	registration := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(&memory[0]))), Len: uint64(len(memory)), Size: chunkSize}
+	registration := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(&memory[0]))), Len: uint64(len(memory)),
+		Size: chunkSize}
 	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_UMEM_REG,
 		uintptr(unsafe.Pointer(&registration)), unsafe.Sizeof(registration), 0)
 	return errorOf(errno)

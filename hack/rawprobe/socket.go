@@ -65,7 +65,8 @@ func openSocket(o options) (*socket, error) {
 
 func (s *socket) setUp(device int) (err error) {
 	const size = (receiveChunks + transmitChunks) * chunkSize
-	s.memory, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	s.memory, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("map UMEM: %w", err)
 	}
@@ -103,7 +104,8 @@ func (s *socket) setUp(device int) (err error) {
 	for chunk := range transmitChunks {
 		s.free = append(s.free, uint64((receiveChunks+chunk)*chunkSize))
 	}
-	address := &unix.SockaddrXDP{Flags: unix.XDP_COPY | unix.XDP_USE_NEED_WAKEUP | unix.XDP_USE_SG, Ifindex: uint32(device)}
+	address := &unix.SockaddrXDP{Flags: unix.XDP_COPY | unix.XDP_USE_NEED_WAKEUP | unix.XDP_USE_SG,
+		Ifindex: uint32(device)}
 	// The queue of a socket that was just closed takes a while to become free (net/xdp/xdp_umem.c, xdp_umem_release).
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		err := unix.Bind(s.fd, address)

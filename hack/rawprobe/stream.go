@@ -108,7 +108,8 @@ func (p *probe) sendStream() (result, error) {
 	if err := p.peer.Decode(&got); err != nil {
 		return result{}, fmt.Errorf("the receiver is gone: %w", err)
 	}
-	r := result{Frames: sent, Lost: sent - got.Frames, Gigabits: float64(got.Frames) * float64(p.payload) * 8 / float64(took)}
+	r := result{Frames: sent, Lost: sent - got.Frames,
+		Gigabits: float64(got.Frames) * float64(p.payload) * 8 / float64(took)}
 	return r, got.judge(sent)
 }
 

@@ -53,7 +53,8 @@ func TestExchangeLimit(t *testing.T) {
 	require.Equal(t, fits, fromB)
 
 	var sent bytes.Buffer
-	require.ErrorContains(t, Exchange(&sent, fits+"x", &fromB, limit), "own message of 100001 bytes is longer than 100000 bytes")
+	require.ErrorContains(t, Exchange(&sent, fits+"x", &fromB, limit),
+		"own message of 100001 bytes is longer than 100000 bytes")
 	require.Empty(t, sent.Bytes())
 	channel := struct {
 		io.Reader

@@ -23,7 +23,8 @@ const maximumBlock = 1 << 20
 
 // leastBlock is what the kinds of blocks have at least that are looked into: their fixed part, type and lengths
 // included.
-var leastBlock = map[uint32]int{SectionHeader: 28, InterfaceDescription: 20, InterfaceStatistics: 24, EnhancedPacket: 32}
+var leastBlock = map[uint32]int{SectionHeader: 28, InterfaceDescription: 20, InterfaceStatistics: 24,
+	EnhancedPacket: 32}
 
 // Reader takes a capture apart that a Writer has made.
 type Reader struct {

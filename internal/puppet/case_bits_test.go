@@ -31,7 +31,8 @@ func TestCase_A3(t *testing.T) {
 		request.Wrong = wrong
 		p.Send(request)
 		require.True(t, p.ExpectAck(100+i, uint32(1+i)).BTH.MigReq())
-		end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRAtomicFetchAdd, 64, 8), end.Request(3, verbs.WRRDMARead, 64, 8))
+		end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRAtomicFetchAdd, 64, 8),
+			end.Request(3, verbs.WRRDMARead, 64, 8))
 		for range 3 {
 			require.True(t, p.Expect().BTH.MigReq())
 		}

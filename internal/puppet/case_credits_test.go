@@ -79,7 +79,8 @@ func TestCreditsOperations(t *testing.T) {
 	for _, operation := range []verbs.WROpcode{verbs.WRSend, verbs.WRSendWithImm, verbs.WRSendWithInv, verbs.WRRDMAWriteWithImm} {
 		t.Run(operation.String(), func(t *testing.T) {
 			stage, end, p := limited(t, 0, 1) // the limit is 1
-			end.Post(end.Request(2, operation, 0, 3000), end.Request(3, operation, 0, 4), end.Request(4, verbs.WRRDMAWrite, 0, 4))
+			end.Post(end.Request(2, operation, 0, 3000), end.Request(3, operation, 0, 4),
+				end.Request(4, verbs.WRRDMAWrite, 0, 4))
 			require.Equal(t, 3, started(t, stage, p, 41)) // message 2 is the one beyond the limit
 			grant(p, 43, 0, 2)
 			require.Equal(t, 2, started(t, stage, p, 44))
@@ -217,7 +218,8 @@ func TestCreditsProbe(t *testing.T) {
 	grant(p, 41, 0, 2)
 	end.ExpectSend(2, verbs.WCSuccess)
 	p.ExpectPacket(roce.RCSendOnly, 42)
-	support.Fault(t, "no receive is posted, says a peer with credits", support.Outcome{Requester: "sends one message to ask, and what is behind it waits"})
+	support.Fault(t, "no receive is posted, says a peer with credits",
+		support.Outcome{Requester: "sends one message to ask, and what is behind it waits"})
 }
 
 // TestCreditsReset: the limit of a connection is not that of the next one.

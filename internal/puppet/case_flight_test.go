@@ -140,7 +140,8 @@ func TestMaxRDAtomicMixed(t *testing.T) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
-	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight", "at most MAX_QP_RD_ATOMIC, and as many if there are")
+	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight",
+		"at most MAX_QP_RD_ATOMIC, and as many if there are")
 }
 
 // TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart
@@ -150,7 +151,8 @@ func TestReadPieces(t *testing.T) {
 	const length = 1024*(packets-1) + tail
 	target := func(psn roce.PSN, count int) roce.RETHFields {
 		offset := 1024 * int(psn-40)
-		return roce.RETHFields{VA: 0x7000_0000_0001 + uint64(offset), RKey: 0x1234, Length: uint32(min(1024*count, length-offset))}
+		return roce.RETHFields{VA: 0x7000_0000_0001 + uint64(offset), RKey: 0x1234,
+			Length: uint32(min(1024*count, length-offset))}
 	}
 	for missing := roce.PSN(40); missing < 40+packets; missing++ {
 		for _, restart := range []roce.Opcode{roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseOnly, roce.RCReadResponseLast} {
@@ -193,7 +195,8 @@ func TestReadPieces(t *testing.T) {
 			})
 		}
 	}
-	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
+	support.Fault(t, "READ response lost in part",
+		support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
 // middleOrLast is an opcode that a response with this payload may have.

@@ -198,7 +198,8 @@ func TestFatalNAK(t *testing.T) {
 		t.Run(syndrome.String(), func(t *testing.T) {
 			_, end, p := sender(t)
 			end.PostRecv(9, 0, 4)
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 2048), end.Request(3, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 2048),
+				end.Request(3, verbs.WRSend, 0, 4))
 			for range 4 {
 				p.Expect()
 			}
@@ -235,7 +236,8 @@ func TestFatalNAKBehindRead(t *testing.T) {
 // TestReadImpliesAck: a READ response acknowledges what was sent before it.
 func TestReadImpliesAck(t *testing.T) {
 	_, end, p := sender(t)
-	end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), end.Request(3, verbs.WRRDMARead, 0, 2048))
+	end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4),
+		end.Request(3, verbs.WRRDMARead, 0, 2048))
 	for range 3 {
 		p.Expect()
 	}

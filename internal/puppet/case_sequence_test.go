@@ -184,7 +184,8 @@ func (c sequence) send(t *testing.T, opcode roce.Opcode) {
 	p.ExpectNAK(psn-1, roce.SyndromeNAKInvalidRequest).Says(roce.SyndromeNAKInvalidRequest, msn)
 	require.Equal(t, verbs.StateError, end.QP.State())
 	support.Opcode(t, opcode, support.Refused)
-	support.Fault(t, "request out of sequence", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "request out of sequence",
+		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestEmptyLast: the end of another message is out of sequence, also if there is nothing in it that could be wrong.

@@ -46,7 +46,8 @@ func (f *Facts) refused(what string) string {
 	if f.Modules != "" {
 		modules = "active are " + f.Modules
 	}
-	return fmt.Sprintf("the capabilities are there and no seccomp filter is; a security module may refuse %s (%s)", what, modules)
+	return fmt.Sprintf("the capabilities are there and no seccomp filter is; a security module may refuse %s (%s)", what,
+		modules)
 }
 
 // Absent says why something may be unknown to the kernel that an option of its configuration brings. what names it as
@@ -64,7 +65,8 @@ func (f *Facts) Absent(what, option string) string {
 		return fmt.Sprintf("%s is built with %s=%s; the seccomp filter of this process may refuse %s (a container's profile has to allow it)",
 			kernel, option, value, what)
 	case set:
-		return fmt.Sprintf("%s is built with %s=%s and no seccomp filter is on this process, so the cause is not known", kernel, option, value)
+		return fmt.Sprintf("%s is built with %s=%s and no seccomp filter is on this process, so the cause is not known",
+			kernel, option, value)
 	case f.Seccomp:
 		return fmt.Sprintf("the seccomp filter of this process may refuse %s, or %s is built without %s (its configuration cannot be read)",
 			what, kernel, option)

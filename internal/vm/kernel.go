@@ -28,7 +28,8 @@ var keptModules = regexp.MustCompile(`^kernel/(arch|crypto|lib|net|drivers/(dca|
 var bootModules = []string{"virtio_pci", "9pnet_virtio", "9p", "virtio_console", "virtio-rng"}
 
 // prepareKernel lays out the kernel of a suite in kernels/VERSION: vmlinuz and modules/VERSION.
-func prepareKernel(ctx context.Context, cache string, tools tree, suite string, progress func(string)) (version string, err error) {
+func prepareKernel(ctx context.Context, cache string, tools tree, suite string,
+	progress func(string)) (version string, err error) {
 	a, err := openApt(ctx, cache, suite, progress)
 	if err != nil {
 		return "", err
@@ -51,7 +52,8 @@ func prepareKernel(ctx context.Context, cache string, tools tree, suite string, 
 		}
 		progress("fetch kernel " + version)
 		// Older kernels are one package, newer ones several.
-		files, err = a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version, "linux-modules-"+version)
+		files, err = a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version,
+			"linux-modules-"+version)
 		return err
 	})
 	if err != nil || len(files) == 0 {

@@ -230,7 +230,8 @@ func accelerator() []string {
 	if os.Getenv("XROCE_VM_ACCEL") == "kvm" {
 		return []string{"-accel", "kvm", "-cpu", "host"}
 	}
-	return []string{"-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Haswell-noTSX,-erms,-smap,-smep,-pcid,-invpcid,-tsc-deadline"}
+	return []string{"-accel", "tcg,thread=multi,tb-size=256", "-cpu",
+		"Haswell-noTSX,-erms,-smap,-smep,-pcid,-invpcid,-tsc-deadline"}
 }
 
 // nics are two network devices that a hub joins. Each sits behind a root port of its own: igb has virtual functions,

@@ -40,7 +40,8 @@ var NICs = []string{"virtio", "igb", "e1000e", "vmxnet3"}
 // anything.
 func Validate(kernel, nic string) error {
 	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("the virtual machine is made of programs for amd64, which a machine of %s does not run", runtime.GOARCH)
+		return fmt.Errorf("the virtual machine is made of programs for amd64, which a machine of %s does not run",
+			runtime.GOARCH)
 	}
 	cache, err := Cache()
 	if err != nil {

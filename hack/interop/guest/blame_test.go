@@ -51,7 +51,8 @@ func TestUnanswered(t *testing.T) {
 func TestNowhere(t *testing.T) {
 	const first = 0xffffff
 	request := func(psn uint32, addr uint64) wire.Packet {
-		return wire.Packet{Sender: wire.MACV0, Opcode: wire.AtomicWrite, PSN: psn, Body: append(reth(addr, 5), make([]byte, 8)...)}
+		return wire.Packet{Sender: wire.MACV0, Opcode: wire.AtomicWrite, PSN: psn,
+			Body: append(reth(addr, 5), make([]byte, 8)...)}
 	}
 	answer := func(psn uint32, syndrome byte) wire.Packet {
 		return wire.Packet{Sender: wire.MACV1, Opcode: wire.Acknowledge, PSN: psn, Body: []byte{syndrome, 0, 0, 0}}

@@ -56,7 +56,8 @@ func (g *guest) provokeFlush(requester *end) error {
 	case status == 0 && twice == 0 && bad == 0:
 		return nil
 	case status != plan.StatusRetryExcErr:
-		return fmt.Errorf("%s, %d of %d requests of FLUSH with the headers twice in their ICRC, icrc_bad %d", plan.StatusNames[status], twice, len(requests), bad)
+		return fmt.Errorf("%s, %d of %d requests of FLUSH with the headers twice in their ICRC, icrc_bad %d",
+			plan.StatusNames[status], twice, len(requests), bad)
 	}
 	const how = "it computes the ICRC of a FLUSH over the 32 bytes of transport headers twice, since its opcode table " +
 		"(drivers/infiniband/sw/rxe/rxe_opcode.c) gives FLUSH no offset of the payload"

@@ -140,7 +140,8 @@ func (g *guest) openEnds() bool {
 			r.Outcome, r.Detail = conclude(err, nil)
 		}
 		if r.Outcome == report.Fails {
-			r.Detail += fmt.Sprintf("; not run: %d transfers, %d faults, %d cases", len(g.plan.Cells), len(g.plan.Faults), len(g.plan.Cases))
+			r.Detail += fmt.Sprintf("; not run: %d transfers, %d faults, %d cases", len(g.plan.Cells), len(g.plan.Faults),
+				len(g.plan.Cases))
 			if g.plan.Bulk != "" {
 				r.Detail += ", bulk transfers"
 			}

@@ -55,7 +55,8 @@ func (g *guest) ladder() {
 		g.alone("feature", f.Name, f.Name, func() (string, error) { return checkFeature(g.report.Kernel, f) })
 	}
 	if err := g.setLoss(plan.NoLoss); err != nil {
-		g.add(report.Result{Kind: "rung", Name: "network without loss", Outcome: report.Fails, Detail: err.Error()}, time.Now())
+		g.add(report.Result{Kind: "rung", Name: "network without loss", Outcome: report.Fails, Detail: err.Error()},
+			time.Now())
 		return
 	}
 	if _, err := g.left.open(results); err != nil {
@@ -70,7 +71,8 @@ func (g *guest) ladder() {
 		g.alone("rung", r.String(), "opened with "+r.String(), func() (string, error) { return g.climb(r, port) })
 	}
 	if err := g.left.close(); err != nil {
-		g.add(report.Result{Kind: "rung", Name: g.left.name + " closed", Outcome: report.Fails, Detail: err.Error()}, time.Now())
+		g.add(report.Result{Kind: "rung", Name: g.left.name + " closed", Outcome: report.Fails, Detail: err.Error()},
+			time.Now())
 	}
 }
 
@@ -154,7 +156,8 @@ func (g *guest) judgeObtained(r plan.Rung, port xdp.Port) (short string, err err
 func (g *guest) moveBothWays(mtu int) error {
 	for _, operation := range []string{plan.Write, plan.Read, plan.Send} {
 		for _, requester := range []*end{g.right, g.left} {
-			c := plan.Cell{Operation: operation, Requester: requester.name, MTU: mtu, Family: 4, Size: 64 << 10, Loss: plan.NoLoss}
+			c := plan.Cell{Operation: operation, Requester: requester.name, MTU: mtu, Family: 4, Size: 64 << 10,
+				Loss: plan.NoLoss}
 			err := g.transfer(c)
 			if err = errors.Join(err, g.clean()); err != nil {
 				return fmt.Errorf("%v: %v", c, err) // what was opened is not to be refused any more

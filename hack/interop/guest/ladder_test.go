@@ -63,7 +63,8 @@ func TestDiffersFrom(t *testing.T) {
 	check(obtained{Mode: "generic", ZeroCopy: true, MTU: 2048}, 4, "")
 	check(obtained{Mode: "native+frags", MTU: 4096}, 1, " (`xroce devices` expects native)")
 	port.MultiBuffer = xdp.ErrNotSupported
-	check(obtained{Mode: "native+frags", MultiBuffer: true, MTU: 4096}, 0, " (`xroce devices` expects native without multi-buffer)")
+	check(obtained{Mode: "native+frags", MultiBuffer: true, MTU: 4096}, 0,
+		" (`xroce devices` expects native without multi-buffer)")
 	check(obtained{Mode: "native", MultiBuffer: true, MTU: 4096}, 1, "")
 	port.MultiBuffer = nil
 	port.DriverTells = false

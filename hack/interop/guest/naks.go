@@ -69,7 +69,8 @@ func (g *guest) forgedNAK(operation, requester string, opcode byte) error {
 	if err != nil {
 		return err
 	}
-	f := wire.Forged{ToRxe: e == g.left, Family: 4, Opcode: opcode, QPN: local.QPN, PSN: local.PSN, Headers: []byte{wire.NAKRemoteAccess, 0, 0, 0}}
+	f := wire.Forged{ToRxe: e == g.left, Family: 4, Opcode: opcode, QPN: local.QPN, PSN: local.PSN,
+		Headers: []byte{wire.NAKRemoteAccess, 0, 0, 0}}
 	if opcode == wire.AtomicAcknowledge {
 		f.Headers = append(f.Headers, 1, 2, 3, 4, 5, 6, 7, 8) // the word as it was, which must not count
 	}

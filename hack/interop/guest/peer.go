@@ -56,7 +56,8 @@ func (c *PeerCommand) Run() error {
 		a, err := p.obey(&c)
 		if err != nil {
 			a.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
-			a.Refused = errors.Is(err, verbs.ErrNotSupported) || errors.Is(err, verbs.ErrPathMTU) || errors.Is(err, verbs.ErrUnsuitable)
+			a.Refused = errors.Is(err, verbs.ErrNotSupported) || errors.Is(err, verbs.ErrPathMTU) ||
+				errors.Is(err, verbs.ErrUnsuitable)
 		}
 		if err := answers.Encode(a); err != nil {
 			return err
@@ -119,7 +120,8 @@ var (
 )
 
 func (p *peer) open(c *command) (string, obtained, error) {
-	o := verbs.Options{CheckOwners: true, NoControl: true, Mode: xdpModes[c.Mode], MultiBuffer: multiBuffers[c.MultiBuffer]}
+	o := verbs.Options{CheckOwners: true, NoControl: true, Mode: xdpModes[c.Mode],
+		MultiBuffer: multiBuffers[c.MultiBuffer]}
 	switch c.Copy {
 	case "copy":
 		o.Copy = verbs.CopyOnly
@@ -268,7 +270,8 @@ func (p *peer) workRequest(place int, r *request) verbs.SendWR {
 		InvalidateRKey: r.Invalidate, RemoteAddr: r.Addr, RKey: r.RKey, CompareAdd: r.CompareAdd, Swap: r.Swap,
 	}
 	if r.Operation == plan.Flush {
-		wr.Flush = verbs.FlushRange{Length: uint32(r.Length), Placement: verbs.FlushPlacementGlobal, Selectivity: verbs.FlushSelectRange}
+		wr.Flush = verbs.FlushRange{Length: uint32(r.Length), Placement: verbs.FlushPlacementGlobal,
+			Selectivity: verbs.FlushSelectRange}
 	} else if r.Length > 0 {
 		wr.SGList = []verbs.SGE{p.mr.SGE(r.At, r.Length)}
 	}
@@ -315,7 +318,8 @@ func (p *peer) wait(count int, seconds float64) (all []completion, err error) {
 
 func (p *peer) counters() map[string]uint64 {
 	c := p.device.Counters()
-	all := map[string]uint64{"received": c.Link.Received, "transmitted": c.Link.Transmitted, "receive_dropped": c.Link.ReceiveDropped}
+	all := map[string]uint64{"received": c.Link.Received, "transmitted": c.Link.Transmitted,
+		"receive_dropped": c.Link.ReceiveDropped}
 	for _, group := range []map[string]uint64{c.Transport.Named(), c.DropReasons()} {
 		for name, n := range group {
 			all[name] = n

@@ -34,7 +34,8 @@ type setting struct {
 
 func (g *guest) setting() setting {
 	nic, _, _ := strings.Cut(g.plan.NIC, ",")
-	return setting{g.report.Kernel, nic, g.plan.NetMTU, plan.Rung{Mode: g.right.mode, Copy: g.right.copy, MultiBuffer: g.right.multiBuffer}}
+	return setting{g.report.Kernel, nic, g.plan.NetMTU,
+		plan.Rung{Mode: g.right.mode, Copy: g.right.copy, MultiBuffer: g.right.multiBuffer}}
 }
 
 // refusal is the one list of what may be refused: by an end ("rxe", or one made of xroce) that obeys a verb, on the

@@ -77,7 +77,8 @@ func TestPermitted(t *testing.T) {
 
 // TestConclude: nothing hides that an end is dead or complains at its end.
 func TestConclude(t *testing.T) {
-	no, wrong, dead := &endError{"xroce", "open", "no", true}, &rxeFault{"evidence"}, errors.New("xroce ended with exit status 2")
+	no, wrong, dead := &endError{"xroce", "open", "no",
+		true}, &rxeFault{"evidence"}, errors.New("xroce ended with exit status 2")
 	for _, c := range []struct {
 		err, cleaned error
 		outcome      string

@@ -50,7 +50,8 @@ func differences(s plan.Game) (xroce, program []string) {
 // stock runs the games, when no end has the device open.
 func (g *guest) stock() {
 	if err := g.setLoss(plan.NoLoss); err != nil {
-		g.add(report.Result{Kind: "stock", Name: "network without loss", Outcome: report.Fails, Detail: err.Error()}, time.Now())
+		g.add(report.Result{Kind: "stock", Name: "network without loss", Outcome: report.Fails, Detail: err.Error()},
+			time.Now())
 		return
 	}
 	for _, s := range g.plan.Games {
@@ -70,7 +71,8 @@ func play(s plan.Game) error {
 	defer cancel()
 	program := exec.CommandContext(ctx, s.Program, "-d", "rxe0", "-g", gidIndex("rxe0", "10.0.0.1"), "-c",
 		"-m", strconv.Itoa(s.MTU), "-s", strconv.Itoa(s.Size), "-n", strconv.Itoa(s.Count))
-	xroce := exec.CommandContext(ctx, "ip", "netns", "exec", "n1", own, "ping-pong", patternFile, "--checked", "--limit", stockGiveUp.String(),
+	xroce := exec.CommandContext(ctx, "ip", "netns", "exec", "n1", own, "ping-pong", patternFile, "--checked", "--limit",
+		stockGiveUp.String(),
 		"--mtu", strconv.Itoa(s.MTU), "--size", strconv.Itoa(s.Size), "--count", strconv.Itoa(s.Count))
 	more, options := differences(s)
 	xroce.Args, program.Args = append(xroce.Args, more...), append(program.Args, options...)
@@ -123,7 +125,8 @@ func judgeGame(s plan.Game, seen answer, xroceErr error, said string, programErr
 	case seen.Refused && ended == nil:
 		return &endError{plan.Xroce, "connect", seen.Error, true}
 	case ended != nil || xroceErr != nil:
-		return fmt.Errorf("xroce: %s (%v); %s: %v: %q; ended by force: %v", cmp.Or(seen.Error, "no complaint"), xroceErr, s.Program, programErr, said, ended)
+		return fmt.Errorf("xroce: %s (%v); %s: %v: %q; ended by force: %v", cmp.Or(seen.Error, "no complaint"), xroceErr,
+			s.Program, programErr, said, ended)
 	case programErr != nil:
 		return fmt.Errorf("%s: %w: %q", s.Program, programErr, said)
 	case strings.Contains(said, "invalid data"):

@@ -42,7 +42,8 @@ func TestJudge(t *testing.T) {
 		require.Error(t, err, name)
 		require.Equal(t, report.Fails, outcomeOf(err), name)
 	}
-	require.Equal(t, report.Refused, outcomeOf(judgeGame(played, answer{Error: "path MTU", Refused: true}, failed, "", failed, nil)))
+	require.Equal(t, report.Refused,
+		outcomeOf(judgeGame(played, answer{Error: "path MTU", Refused: true}, failed, "", failed, nil)))
 }
 
 // TestEndpointText: the text that the stock programs exchange has this length and form.

@@ -154,7 +154,8 @@ func (g *guest) transfer(c plan.Cell) error {
 	if c.Operation == plan.Read {
 		mine, theirs = l.received(requesterFrom, responderFrom), l.all(responderFrom)
 	}
-	return do(step{p.requester, command{Do: "check", Pieces: mine}}, step{p.responder, command{Do: "check", Pieces: theirs}})
+	return do(step{p.requester, command{Do: "check", Pieces: mine}},
+		step{p.responder, command{Do: "check", Pieces: theirs}})
 }
 
 // prepare has the responder post the receives of a cell, and bind the windows whose keys the messages invalidate.
@@ -214,7 +215,8 @@ func (p pair) succeed(count int) error {
 	a, err := p.requester.do(command{Do: "wait", Count: count, Seconds: patience})
 	for i, got := range a.Completions {
 		if got.Status != plan.StatusSuccess || got.Receive || got.Place != i {
-			failed := fmt.Sprintf("%s: completion of request %d: %s, %+v", p.requester.name, i, plan.StatusNames[got.Status], got)
+			failed := fmt.Sprintf("%s: completion of request %d: %s, %+v", p.requester.name, i, plan.StatusNames[got.Status],
+				got)
 			if got.Receive || got.Place != i {
 				return errors.New(failed)
 			}
@@ -292,7 +294,8 @@ func (g *guest) bulkMTU() int {
 
 func (g *guest) moveBulk(c plan.Cell, messages int) error {
 	l := layout{count: 1, size: bulkSize, stride: bulkSize}
-	p, err := g.connect(c.Requester, terms{mtu: c.MTU, family: c.Family, length: bulkSize, access: allAccess, retry: 7, rnrRetry: 7})
+	p, err := g.connect(c.Requester,
+		terms{mtu: c.MTU, family: c.Family, length: bulkSize, access: allAccess, retry: 7, rnrRetry: 7})
 	if err != nil {
 		return err
 	}
@@ -311,7 +314,8 @@ func (g *guest) moveBulk(c plan.Cell, messages int) error {
 	var requests []request
 	for i := range messages {
 		at := i * c.Size
-		requests = append(requests, request{Operation: c.Operation, At: at, Length: c.Size, Addr: p.remote.Addr + uint64(at), RKey: p.remote.RKey})
+		requests = append(requests,
+			request{Operation: c.Operation, At: at, Length: c.Size, Addr: p.remote.Addr + uint64(at), RKey: p.remote.RKey})
 	}
 	if err := do(step{p.requester, command{Do: "post", Requests: requests}}); err != nil {
 		return err

@@ -32,7 +32,8 @@ func TestCovering(t *testing.T) {
 		for _, requester := range requesters {
 			require := func(value any) {
 				t.Helper()
-				require.True(t, seen[operation+" "+requester+" "+fmt.Sprint(value)], "%s by %s never with %v", operation, requester, value)
+				require.True(t, seen[operation+" "+requester+" "+fmt.Sprint(value)], "%s by %s never with %v", operation, requester,
+					value)
 			}
 			for _, m := range MTUs {
 				require(fmt.Sprint("MTU ", m))

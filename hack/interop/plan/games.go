@@ -49,7 +49,8 @@ func games(brief bool) (all []Game) {
 				all = append(all, Game{RCPingPong, server, mtu, size, count, false})
 			}
 		}
-		all = append(all, Game{RCPingPong, server, 1024, 4096, count, true}, Game{SRQPingPong, server, 1024, 4096, count, false})
+		all = append(all, Game{RCPingPong, server, 1024, 4096, count, true},
+			Game{SRQPingPong, server, 1024, 4096, count, false})
 	}
 	return all
 }

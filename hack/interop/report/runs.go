@@ -38,7 +38,8 @@ func Revision(program string) string {
 			return r[:min(12, len(r))]
 		}
 	}
-	text, _ := exec.Command("git", "-C", filepath.Dir(program), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes").Output()
+	text, _ := exec.Command("git", "-C", filepath.Dir(program), "describe", "--always", "--exclude=*", "--abbrev=12",
+		"--dirty=+changes").Output()
 	return cmp.Or(strings.TrimSpace(string(text)), unknownRevision)
 }
 
@@ -146,7 +147,8 @@ func writeRuns(w io.Writer, reports []Report) {
 		} else if r.Made.Date == "" {
 			cells = "not known"
 		}
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s |\n", r.Kernel, r.Devices(), cells, strings.Join(r.Made.Parts, ", "), r.xroce(), r.Made.Date)
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s |\n", r.Kernel, r.Devices(), cells, strings.Join(r.Made.Parts, ", "),
+			r.xroce(), r.Made.Date)
 	}
 	fmt.Fprintln(w)
 }

@@ -13,8 +13,10 @@ import (
 // TestLacks: the words of tcpdump.
 func TestLacks(t *testing.T) {
 	require.NoError(t, lacks("12 packets captured\n12 packets received by filter\n0 packets dropped by kernel\n"))
-	require.ErrorContains(t, lacks("12 packets captured\n19 packets received by filter\n7 packets dropped by kernel\n"), "lacks 7 packets")
-	require.ErrorContains(t, lacks("1 packet captured\n1 packet received by filter\n1 packet dropped by kernel\n"), "lacks 1 packets")
+	require.ErrorContains(t, lacks("12 packets captured\n19 packets received by filter\n7 packets dropped by kernel\n"),
+		"lacks 7 packets")
+	require.ErrorContains(t, lacks("1 packet captured\n1 packet received by filter\n1 packet dropped by kernel\n"),
+		"lacks 1 packets")
 	require.ErrorContains(t, lacks("tcpdump: so and so\n"), "does not say")
 }
 

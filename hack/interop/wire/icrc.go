@@ -176,7 +176,8 @@ func Audit(path string) (found map[byte]*Tally, err error) {
 		if err != nil {
 			what = err.Error()
 		} else if want := InvariantCRC(d.Covered); want != d.ICRC {
-			what = fmt.Sprintf("opcode %#02x, PSN %#06x, %d bytes behind the BTH with %d of pad: ICRC %#08x instead of %#08x", d.Opcode, d.PSN,
+			what = fmt.Sprintf("opcode %#02x, PSN %#06x, %d bytes behind the BTH with %d of pad: ICRC %#08x instead of %#08x",
+				d.Opcode, d.PSN,
 				len(d.Body), d.Pad, d.ICRC, want)
 		}
 		if what == "" {

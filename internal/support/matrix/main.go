@@ -65,7 +65,8 @@ func put(file string, fresh []byte, check bool) error {
 	if bytes.Equal(fresh, committed) {
 		return nil
 	}
-	return errors.New(file + " is not what the tests show; make support writes it anew:\n" + difference(string(committed), string(fresh)))
+	return errors.New(file + " is not what the tests show; make support writes it anew:\n" +
+		difference(string(committed), string(fresh)))
 }
 
 // difference lists the lines that only one of two texts has.

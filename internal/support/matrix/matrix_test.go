@@ -66,7 +66,8 @@ func TestDocument(t *testing.T) {
 	require.True(t, strings.HasPrefix(kernels, "## Kernels and drivers\n"))
 	require.Contains(t, string(short), "events: QP fatal error, QP invalid request error, ")
 	require.NotContains(t, string(short), "port error")
-	require.Contains(t, string(short), "does not have 0x15, 0x18 to 0x1b, 0x1e to 0x1f, 0x2c to 0x63, 0x66 to 0x80, 0x82 to 0xff.")
+	require.Contains(t, string(short),
+		"does not have 0x15, 0x18 to 0x1b, 0x1e to 0x1f, 0x2c to 0x63, 0x66 to 0x80, 0x82 to 0xff.")
 
 	for i, j := 0, len(records)-1; i < j; i, j = i+1, j-1 {
 		records[i], records[j] = records[j], records[i]

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestEnumerationsHaveNames: every exported type that has named values shows their names in texts, logs and JSON, and takes them
-// back.
+// TestEnumerationsHaveNames: every exported type that has named values shows their names in texts, logs and JSON, and
+// takes them back.
 func TestEnumerationsHaveNames(t *testing.T) {
 	// numbers are types whose values are numbers that programs tell each other, although a few have names.
 	numbers := []string{"roce.QPN", "roce.PSN", "roce.MTU"}

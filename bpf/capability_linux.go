@@ -33,7 +33,8 @@ func refused(operation string, err error) error {
 	return e
 }
 
-// unsupported makes the error of a feature that the kernel does not know. A version is named only if this kernel is older.
+// unsupported makes the error of a feature that the kernel does not know. A version is named only if this kernel is
+// older.
 func unsupported(feature, since, option string, err error) error {
 	facts := look()
 	if refusal.Older(facts.Release, since) {

@@ -10,7 +10,8 @@ import (
 var (
 	// ErrForeignProgram: the device has an XDP program of somebody else.
 	ErrForeignProgram = errors.New("foreign XDP program")
-	// ErrProgramAbove: a device above has an XDP program, so that the kernel attaches none here. It is a foreign one, too.
+	// ErrProgramAbove: a device above has an XDP program, so that the kernel attaches none here. It is a foreign one,
+	// too.
 	ErrProgramAbove = fmt.Errorf("%w on a device above", ErrForeignProgram)
 	// ErrPermission: a capability is missing, or the capabilities do not suffice here.
 	ErrPermission = errors.New("permission denied")

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Support says what the kernel has of what this package uses. Each field is nil if it is there, matches [ErrNotSupported]
-// if it is not, and says otherwise why that cannot be found out, such as [ErrPermission].
+// Support says what the kernel has of what this package uses. Each field is nil if it is there, matches
+// [ErrNotSupported] if it is not, and says otherwise why that cannot be found out, such as [ErrPermission].
 type Support struct {
 	Program error // the XDP program, for frames in one buffer
 	Frags   error // the same for frames in several buffers
@@ -33,9 +33,9 @@ func probe(load func(Options) (*Program, error)) Support {
 	return s
 }
 
-// probeLink tries to attach to the loopback device in native mode, which it does not have: a kernel with bpf_link for XDP
-// says that (net/core/dev.c: dev_xdp_attach), one without does not know the type (kernel/bpf/syscall.c: link_create). The
-// program is one that kernels load which refuse that of this package.
+// probeLink tries to attach to the loopback device in native mode, which it does not have: a kernel with bpf_link for
+// XDP says that (net/core/dev.c: dev_xdp_attach), one without does not know the type (kernel/bpf/syscall.c:
+// link_create). The program is one that kernels load which refuse that of this package.
 func probeLink() error {
 	loopback, err := net.InterfaceByName("lo")
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProbe: a kernel that has everything says so; and what is found out of bpf_link does not depend on whether the program of
-// this package can be loaded, as kernels from 5.9 to 5.17 cannot.
+// TestProbe: a kernel that has everything says so; and what is found out of bpf_link does not depend on whether the
+// program of this package can be loaded, as kernels from 5.9 to 5.17 cannot.
 func TestProbe(t *testing.T) {
 	requireRoot(t)
 	require.Equal(t, Support{}, Probe())

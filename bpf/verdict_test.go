@@ -210,7 +210,7 @@ func TestVerdictTruncated(t *testing.T) {
 func TestVerdictHopByHop(t *testing.T) {
 	p := ownProgram(t, ownOptions)
 	frame := testFrame{mac: ownMAC, destination: own6, qpn: ownQPNBase}.bytes()
-	frame[20] = 0
+	frame[ipv6NextAt] = 0
 	_, reason := testRun(t, p, p.plain, frame)
 	require.Equal(t, PassIPv6Extension, reason)
 }
@@ -286,63 +286,81 @@ func TestVerdictHeadersInSecondBuffer(t *testing.T) {
 	}
 }
 
+// Places of bytes in a frame without a VLAN tag (RFC 791, RFC 8200, RFC 768, IBTA section 9.2), and lengths of headers.
+const (
+	etherTypeAt       = 12
+	ipAt              = 14
+	ipv4FragmentAt    = ipAt + 6
+	ipv4ProtocolAt    = ipAt + 9
+	ipv4DestinationAt = ipAt + 16
+	ipv6NextAt        = ipAt + 6
+	ipv6DestinationAt = ipAt + 24
+	ipv4Length        = 20
+	ipv6Length        = 40
+	udpLength         = 8
+	udpPortAt         = 2 // destination, in the UDP header
+	udpLengthAt       = 4
+	bthLength         = 12
+	bthQPNAt          = 5
+)
+
 // model says what must become of a frame, from the rules and not from the program.
 func model(b []byte) Reason {
 	field := func(offset int) uint16 { return binary.BigEndian.Uint16(b[offset:]) }
 	var destination netip.Addr
 	var udp int
 	unusual := Redirected
-	switch etherType := field(12); {
+	switch etherType := field(etherTypeAt); {
 	case etherType == 0x8100 || etherType == 0x88A8:
 		return PassVLAN
 	case etherType == etherTypeIPv4:
-		if len(b) < 34 {
+		if len(b) < ipAt+ipv4Length {
 			return PassTruncated
 		}
-		if b[14]>>4 != 4 || b[14]&15 < 5 {
+		if b[ipAt]>>4 != 4 || b[ipAt]&15 < 5 {
 			return PassNotIP
 		}
-		if b[23] != 17 {
+		if b[ipv4ProtocolAt] != unix.IPPROTO_UDP {
 			return PassNotUDP
 		}
-		if field(20)&0x1FFF != 0 {
+		if field(ipv4FragmentAt)&0x1FFF != 0 {
 			return PassIPv4LaterFragment
 		}
-		if field(20)&0x2000 != 0 {
+		if field(ipv4FragmentAt)&0x2000 != 0 {
 			unusual = PassIPv4Fragment
-		} else if b[14]&15 > 5 {
+		} else if b[ipAt]&15 > 5 {
 			unusual = PassIPv4Options
 		}
-		destination, udp = netip.AddrFrom4([4]byte(b[30:34])), 14+4*int(b[14]&15)
+		destination, udp = netip.AddrFrom4([4]byte(b[ipv4DestinationAt:])), ipAt+4*int(b[ipAt]&15)
 	case etherType == etherTypeIPv6:
-		if len(b) < 54 {
+		if len(b) < ipAt+ipv6Length {
 			return PassTruncated
 		}
-		if b[14]>>4 != 6 {
+		if b[ipAt]>>4 != 6 {
 			return PassNotIP
 		}
-		switch b[20] {
+		switch b[ipv6NextAt] {
 		case 0, 43, 44, 51, 60, 135:
 			return PassIPv6Extension
-		case 17:
+		case unix.IPPROTO_UDP:
 		default:
 			return PassNotUDP
 		}
-		destination, udp = netip.AddrFrom16([16]byte(b[38:54])), 54
+		destination, udp = netip.AddrFrom16([16]byte(b[ipv6DestinationAt:])), ipAt+ipv6Length
 	default:
 		return PassNotIP
 	}
 	switch {
-	case len(b) < udp+8:
+	case len(b) < udp+udpLength:
 		return PassTruncated
-	case field(udp+2) != roceUDPPort:
+	case field(udp+udpPortAt) != roceUDPPort:
 		return PassOtherPort
 	case unusual != Redirected:
 		return unusual
-	case field(udp+4) < 20 || len(b) < udp+20:
+	case field(udp+udpLengthAt) < udpLength+bthLength || len(b) < udp+udpLength+bthLength:
 		return PassShortBTH
 	}
-	mac, qpn := [6]byte(b), uint32(b[udp+13])<<16|uint32(field(udp+14))
+	mac, qpn := [6]byte(b), uint32(b[udp+udpLength+bthQPNAt])<<16|uint32(field(udp+udpLength+bthQPNAt+1))
 	if destination.Is6() && destination.Is4In6() {
 		destination = destination.Unmap() // the same GID over the other protocol
 	} else if destination.IsMulticast() {

@@ -33,7 +33,8 @@ func newTestSocket(t testing.TB) *testSocket {
 	s := &testSocket{fd: fd}
 	t.Cleanup(func() { s.close(t) })
 
-	s.umem, err = unix.Mmap(-1, 0, testRingSize*testChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
+	s.umem, err = unix.Mmap(-1, 0, testRingSize*testChunkSize, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
 	require.NoError(t, err)
 	registration := unix.XDPUmemReg{
 		Addr: uint64(uintptr(unsafe.Pointer(&s.umem[0]))),
@@ -66,7 +67,8 @@ func newTestSocket(t testing.TB) *testSocket {
 
 func (s *testSocket) setOption(t testing.TB, option int, value unsafe.Pointer, size uintptr) {
 	t.Helper()
-	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, uintptr(option), uintptr(value), size, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, uintptr(option), uintptr(value), size,
+		0)
 	require.Zero(t, errno)
 }
 

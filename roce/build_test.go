@@ -86,24 +86,24 @@ func putReferenceICRC(frame []byte) {
 // putIPv4Checksum writes the header checksum of an untagged IPv4 frame, word by word.
 func putIPv4Checksum(frame []byte) {
 	var sum uint32
-	for i := 14; i < 34; i += 2 {
-		if i != 24 {
+	for i := ipAt; i < udp4At; i += 2 {
+		if i != ipv4ChecksumAt {
 			sum += uint32(binary.BigEndian.Uint16(frame[i:]))
 		}
 	}
 	for sum > 0xFFFF {
 		sum = sum>>16 + sum&0xFFFF
 	}
-	binary.BigEndian.PutUint16(frame[24:], ^uint16(sum))
+	binary.BigEndian.PutUint16(frame[ipv4ChecksumAt:], ^uint16(sum))
 }
 
 // putUDPChecksum writes the UDP checksum of an untagged frame, word by word.
 func putUDPChecksum(frame []byte) {
-	udp, addresses := frame[34:], frame[26:34]
-	if frame[12] == 0x86 {
-		udp, addresses = frame[54:], frame[22:54]
+	udp, addresses := frame[udp4At:], frame[ipv4SourceAt:udp4At]
+	if frame[etherTypeAt] == 0x86 {
+		udp, addresses = frame[udp6At:], frame[ipv6SourceAt:udp6At]
 	}
-	udp[6], udp[7] = 0, 0
+	udp[udpChecksumAt], udp[udpChecksumAt+1] = 0, 0
 	sum := uint32(17) + uint32(len(udp))
 	for _, part := range [][]byte{addresses, udp} {
 		for i, b := range part {
@@ -117,7 +117,7 @@ func putUDPChecksum(frame []byte) {
 	if checksum == 0 {
 		checksum = 0xFFFF
 	}
-	binary.BigEndian.PutUint16(udp[6:], checksum)
+	binary.BigEndian.PutUint16(udp[udpChecksumAt:], checksum)
 }
 
 // drawSegments cuts a frame into one to four pieces, empty ones among them, of which the first has

@@ -208,91 +208,113 @@ func TestGoldenCaptures(t *testing.T) {
 	require.Equal(t, []string{"rc-flush-atomic-write RC_FLUSH", "rc-flush-atomic-write RC_FLUSH"}, badICRC)
 }
 
+// tableRow is a row of tshark's table, by the title of the column.
+type tableRow struct {
+	t      *testing.T
+	name   string
+	column map[string]string
+}
+
+func (r tableRow) text(title string) string { return r.column[title] }
+
+// either is the one of two columns that has something.
+func (r tableRow) either(a, b string) string { return r.column[a] + r.column[b] }
+
+func (r tableRow) has(title string) bool { return r.column[title] != "" }
+
+// number reads the text of a number.
+func (r tableRow) number(text string) uint64 {
+	v, err := strconv.ParseUint(text, 0, 64)
+	require.NoError(r.t, err, "%s: %q", r.name, text)
+	return v
+}
+
+// equal compares a column with a number.
+func (r tableRow) equal(title string, got uint64) {
+	r.t.Helper()
+	require.Equal(r.t, r.number(r.text(title)), got, "%s: %s", r.name, title)
+}
+
+// flag compares a column with a bit.
+func (r tableRow) flag(title string, got bool) {
+	r.t.Helper()
+	require.Equal(r.t, r.text(title), map[bool]string{false: "0", true: "1"}[got], "%s: %s", r.name, title)
+}
+
 // compareWithTable compares a packet with a line of testdata/tshark.tsv.
 func compareWithTable(t *testing.T, p *Packet, c capturedFrame, header, row []string) {
-	name := fmt.Sprintf("%s %d", c.file, c.number)
-	column := map[string]string{}
+	r := tableRow{t, fmt.Sprintf("%s %d", c.file, c.number), map[string]string{}}
 	for i, title := range header {
-		column[title] = row[i]
-	}
-	text := func(title string) string { return column[title] }
-	either := func(a, b string) string { return column[a] + column[b] }
-	number := func(s string) uint64 {
-		v, err := strconv.ParseUint(s, 0, 64)
-		require.NoError(t, err, "%s: %q", name, s)
-		return v
-	}
-	flag := func(b bool) string {
-		if b {
-			return "1"
-		}
-		return "0"
+		r.column[title] = row[i]
 	}
 	gid := func(s string) GID { return GIDFromAddr(netip.MustParseAddr(s)) }
-
-	require.Equal(t, c.file, text("file"))
-	require.Equal(t, strconv.Itoa(c.number), text("frame.number"), name)
-	require.Equal(t, text("eth.src"), p.SourceMAC.String(), name)
-	require.Equal(t, text("eth.dst"), p.DestinationMAC.String(), name)
-	require.Equal(t, text("vlan.id") != "", p.Tagged, name)
+	require.Equal(t, c.file, r.text("file"))
+	require.Equal(t, strconv.Itoa(c.number), r.text("frame.number"), r.name)
+	require.Equal(t, r.text("eth.src"), p.SourceMAC.String(), r.name)
+	require.Equal(t, r.text("eth.dst"), p.DestinationMAC.String(), r.name)
+	require.Equal(t, r.has("vlan.id"), p.Tagged, r.name)
 	if p.Tagged {
-		require.Equal(t, number(text("vlan.id")), uint64(p.VLAN), name)
-		require.Equal(t, number(text("vlan.priority")), uint64(p.Priority), name)
+		r.equal("vlan.id", uint64(p.VLAN))
+		r.equal("vlan.priority", uint64(p.Priority))
 	}
-	require.Equal(t, gid(either("ip.src", "ipv6.src")), p.Source, name)
-	require.Equal(t, gid(either("ip.dst", "ipv6.dst")), p.Destination, name)
-	require.Equal(t, text("ip.src") != "", p.Is4(), name)
-	require.Equal(t, number(either("ip.dsfield", "ipv6.tclass")), uint64(p.TrafficClass), name)
-	require.Equal(t, number(either("ip.ttl", "ipv6.hlim")), uint64(p.HopLimit), name)
-	require.Equal(t, number(text("udp.srcport")), uint64(p.SourcePort), name)
+	require.Equal(t, gid(r.either("ip.src", "ipv6.src")), p.Source, r.name)
+	require.Equal(t, gid(r.either("ip.dst", "ipv6.dst")), p.Destination, r.name)
+	require.Equal(t, r.has("ip.src"), p.Is4(), r.name)
+	require.Equal(t, r.number(r.either("ip.dsfield", "ipv6.tclass")), uint64(p.TrafficClass), r.name)
+	require.Equal(t, r.number(r.either("ip.ttl", "ipv6.hlim")), uint64(p.HopLimit), r.name)
+	r.equal("udp.srcport", uint64(p.SourcePort))
 
 	bth := p.BTH.Fields()
-	require.Equal(t, number(text("infiniband.bth.opcode")), uint64(p.Opcode), name)
+	r.equal("infiniband.bth.opcode", uint64(p.Opcode))
 	require.Equal(t, p.Opcode, bth.Opcode)
-	require.Equal(t, text("infiniband.bth.se"), flag(bth.Solicited), name)
-	require.Equal(t, text("infiniband.bth.m"), flag(bth.MigReq), name)
-	require.Equal(t, text("infiniband.bth.a"), flag(bth.AckRequest), name)
-	require.Equal(t, number(text("infiniband.bth.padcnt")), uint64(p.PadCount), name)
-	require.Equal(t, number(text("infiniband.bth.p_key")), uint64(bth.PKey), name)
-	require.Equal(t, number(text("infiniband.bth.destqp")), uint64(p.DestinationQPN), name)
-	require.Equal(t, number(text("infiniband.bth.psn")), uint64(p.PSN), name)
-	overhead := 8 + 12 + p.Info.HeaderLength + int(p.PadCount) + 4
-	require.Equal(t, int(number(text("udp.length")))-overhead, p.PayloadLength, name)
+	r.flag("infiniband.bth.se", bth.Solicited)
+	r.flag("infiniband.bth.m", bth.MigReq)
+	r.flag("infiniband.bth.a", bth.AckRequest)
+	r.equal("infiniband.bth.padcnt", uint64(p.PadCount))
+	r.equal("infiniband.bth.p_key", uint64(bth.PKey))
+	r.equal("infiniband.bth.destqp", uint64(p.DestinationQPN))
+	r.equal("infiniband.bth.psn", uint64(p.PSN))
+	overhead := udpLength + BTHLength + p.Info.HeaderLength + int(p.PadCount) + ICRCLength
+	require.Equal(t, int(r.number(r.text("udp.length")))-overhead, p.PayloadLength, r.name)
+	compareExtensions(r, p)
+}
 
+// compareExtensions does the same for the extension headers.
+func compareExtensions(r tableRow, p *Packet) {
 	known := p.Opcode != RCFlush && p.Opcode != RCAtomicWrite // to tshark
 	if h := p.RETH(); h != nil && known {
-		require.Equal(t, number(text("infiniband.reth.va")), h.VA(), name)
-		require.Equal(t, number(text("infiniband.reth.r_key")), uint64(h.RKey()), name)
-		require.Equal(t, number(text("infiniband.reth.dmalen")), uint64(h.Length()), name)
+		r.equal("infiniband.reth.va", h.VA())
+		r.equal("infiniband.reth.r_key", uint64(h.RKey()))
+		r.equal("infiniband.reth.dmalen", uint64(h.Length()))
 	}
 	if h := p.AtomicETH(); h != nil {
-		require.Equal(t, number(text("infiniband.reth.va")), h.VA(), name)
-		require.Equal(t, number(text("infiniband.reth.r_key")), uint64(h.RKey()), name)
-		require.Equal(t, number(text("infiniband.atomiceth.swapdt")), h.SwapAdd(), name)
-		require.Equal(t, number(text("infiniband.atomiceth.cmpdt")), h.Compare(), name)
+		r.equal("infiniband.reth.va", h.VA())
+		r.equal("infiniband.reth.r_key", uint64(h.RKey()))
+		r.equal("infiniband.atomiceth.swapdt", h.SwapAdd())
+		r.equal("infiniband.atomiceth.cmpdt", h.Compare())
 	}
 	if h := p.AETH(); h != nil {
-		require.Equal(t, number(text("infiniband.aeth.syndrome")), uint64(h.Syndrome()), name)
-		require.Equal(t, number(text("infiniband.aeth.msn")), uint64(h.MSN()), name)
+		r.equal("infiniband.aeth.syndrome", uint64(h.Syndrome()))
+		r.equal("infiniband.aeth.msn", uint64(h.MSN()))
 	}
 	if h := p.AtomicAckETH(); h != nil {
-		require.Equal(t, number(text("infiniband.atomicacketh.origremdt")), h.Original(), name)
+		r.equal("infiniband.atomicacketh.origremdt", h.Original())
 	}
 	if h := p.ImmDt(); h != nil {
-		require.Equal(t, number("0x"+text("infiniband.immdt")), uint64(h.Value()), name)
+		require.Equal(r.t, r.number("0x"+r.text("infiniband.immdt")), uint64(h.Value()), r.name)
 	}
 	if h := p.IETH(); h != nil {
-		require.Equal(t, number("0x"+text("infiniband.ieth")), uint64(h.RKey()), name)
+		require.Equal(r.t, r.number("0x"+r.text("infiniband.ieth")), uint64(h.RKey()), r.name)
 	}
 	if h := p.DETH(); h != nil {
-		require.Equal(t, number(text("infiniband.deth.q_key")), uint64(h.QKey()), name)
-		require.Equal(t, number(text("infiniband.deth.srcqp")), uint64(h.SourceQPN()), name)
+		r.equal("infiniband.deth.q_key", uint64(h.QKey()))
+		r.equal("infiniband.deth.srcqp", uint64(h.SourceQPN()))
 	}
-	require.Equal(t, text("infiniband.reth.va") != "", (p.RETH() != nil && known) || p.AtomicETH() != nil, name)
-	require.Equal(t, text("infiniband.aeth.syndrome") != "", p.AETH() != nil, name)
-	require.Equal(t, text("infiniband.immdt") != "", p.ImmDt() != nil, name)
-	require.Equal(t, text("infiniband.ieth") != "", p.IETH() != nil, name)
-	require.Equal(t, text("infiniband.deth.q_key") != "", p.DETH() != nil, name)
+	require.Equal(r.t, r.has("infiniband.reth.va"), (p.RETH() != nil && known) || p.AtomicETH() != nil, r.name)
+	require.Equal(r.t, r.has("infiniband.aeth.syndrome"), p.AETH() != nil, r.name)
+	require.Equal(r.t, r.has("infiniband.immdt"), p.ImmDt() != nil, r.name)
+	require.Equal(r.t, r.has("infiniband.ieth"), p.IETH() != nil, r.name)
+	require.Equal(r.t, r.has("infiniband.deth.q_key"), p.DETH() != nil, r.name)
 }
 
 // The messages of these captures carry a known pattern, which shows where a payload begins and ends.

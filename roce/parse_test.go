@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -91,10 +92,10 @@ func checkLengths(t *testing.T, row opcodeRow, is6 bool, udpPayload int, pad uin
 // setIPLength writes the bytes that follow the IP header into it.
 func setIPLength(frame []byte, is6 bool, payload int) {
 	if is6 {
-		binary.BigEndian.PutUint16(frame[18:], uint16(payload))
+		binary.BigEndian.PutUint16(frame[ipv6LengthAt:], uint16(payload))
 		return
 	}
-	binary.BigEndian.PutUint16(frame[16:], uint16(20+payload))
+	binary.BigEndian.PutUint16(frame[ipv4LengthAt:], uint16(20+payload))
 	putIPv4Checksum(frame)
 }
 
@@ -133,95 +134,117 @@ func TestParseUnknownOpcodes(t *testing.T) {
 	}
 }
 
+// Lengths of the frames that the faults below are made in: a SEND ONLY of 30 bytes with its pad and ICRC; and a byte of its payload.
+const (
+	sendOnly4 = bth4At + BTHLength + 32 + ICRCLength
+	sendOnly6 = bth6At + BTHLength + 32 + ICRCLength
+	payload4  = bth4At + BTHLength + 16
+)
+
+type change func(frame []byte) []byte
+
+func set(offset int, values ...byte) change {
+	return func(frame []byte) []byte { copy(frame[offset:], values); return frame }
+}
+
+// ipv4 sets bytes of the header and makes its checksum right.
+func ipv4(offset int, values ...byte) change {
+	return func(frame []byte) []byte {
+		copy(frame[offset:], values)
+		putIPv4Checksum(frame)
+		return frame
+	}
+}
+
+func to(length int) change { return func(frame []byte) []byte { return frame[:length] } }
+
+// parseFault is one fault in a frame, and what it is dropped for.
+type parseFault struct {
+	name   string
+	is6    bool
+	change change
+	want   DropReason
+}
+
+// linkAndIPFaults are faults of lengths and of the headers in front of UDP.
+var linkAndIPFaults = []parseFault{
+	{"untouched", false, to(sendOnly4), DropNone},
+	{"untouched", true, to(sendOnly6), DropNone},
+	{"empty", false, to(0), DropTooShort},
+	{"half an Ethernet header", false, to(ipAt - 1), DropTooShort},
+	{"Ethernet header only", false, to(ipAt), DropTooShort},
+	{"half an IPv4 header", false, to(udp4At - 1), DropTooShort},
+	{"half a UDP header", false, to(bth4At - 1), DropTooShort},
+	{"half a BTH", false, to(bth4At + 8), DropTooShort},
+	{"without its last byte", false, to(sendOnly4 - 1), DropTooShort},
+	{"half an IPv6 header", true, to(udp6At - 1), DropTooShort},
+	{"without its last byte", true, to(sendOnly6 - 1), DropTooShort},
+	{"tag without anything behind", false, func(f []byte) []byte { return set(etherTypeAt, 0x81, 0)(f)[:ipAt+3] }, DropTooShort},
+	{"ARP", false, set(etherTypeAt, 0x08, 0x06), DropNotRoCE},
+	{"RoCE version 1", false, set(etherTypeAt, 0x89, 0x15), DropNotRoCE},
+	{"service tag", false, set(etherTypeAt, 0x88, 0xA8), DropNotRoCE},
+	{"two tags", false, set(etherTypeAt, 0x81, 0, 0, 5, 0x81, 0), DropNotRoCE},
+	{"version 6 in IPv4", false, ipv4(ipAt, 0x65), DropMalformedIP},
+	{"IPv4 options", false, ipv4(ipAt, 0x46), DropMalformedIP},
+	{"IHL 4", false, ipv4(ipAt, 0x44), DropMalformedIP},
+	{"IPv4 length below its header", false, ipv4(ipv4LengthAt, 0, 19), DropMalformedIP},
+	{"IPv4 length without UDP header", false, ipv4(ipv4LengthAt, 0, 27), DropUDPLength},
+	{"IPv4 length without UDP header, and another port behind", false, func(f []byte) []byte { f[udp4At+udpPortAt+1] = 0; return ipv4(ipv4LengthAt, 0, 27)(f) }, DropUDPLength},
+	{"more fragments", false, ipv4(ipv4FragmentAt, 0x20, 0), DropFragment},
+	{"second fragment", false, ipv4(ipv4FragmentAt, 0, 1), DropFragment},
+	{"last offset", false, ipv4(ipv4FragmentAt, 0x1F, 0xFF), DropFragment},
+	{"may be fragmented but is not", false, ipv4(ipv4FragmentAt, 0, 0), DropICRC}, // DF is covered
+	{"IPv4 checksum", false, set(ipv4ChecksumAt, 0, 0), DropIPChecksum},
+	{"TTL without checksum", false, set(ipv4TTLAt, 1), DropIPChecksum},
+	{"TTL", false, ipv4(ipv4TTLAt, 1), DropNone},
+	{"ToS", false, ipv4(ipv4ClassAt, 0xFF), DropNone},
+	{"TCP", false, ipv4(ipv4ProtocolAt, 6), DropNotRoCE},
+	{"version 4 in IPv6", true, set(ipAt, 0x45), DropMalformedIP},
+	{"hop-by-hop options", true, set(ipv6NextAt, 0), DropNotRoCE},
+	{"IPv6 fragment", true, set(ipv6NextAt, 44), DropNotRoCE},
+	{"TCP", true, set(ipv6NextAt, 6), DropNotRoCE},
+	{"flow label and class", true, set(ipAt, 0x6F, 0xFF, 0xFF, 0xFF), DropNone},
+	{"hop limit", true, set(ipv6HopLimitAt, 1), DropNone},
+	{"IPv6 length without UDP header", true, set(ipv6LengthAt, 0, 7), DropUDPLength},
+	{"jumbogram", true, set(ipv6LengthAt, 0, 0), DropUDPLength},
+	{"IPv6 length beyond the frame", true, set(ipv6LengthAt+1, 57), DropTooShort},
+}
+
+// udpAndBTHFaults are faults of UDP and of what is behind it.
+var udpAndBTHFaults = []parseFault{
+	{"other port", false, set(udp4At+udpPortAt, 0x12, 0xB8), DropNotRoCE},
+	{"other port", true, set(udp6At+udpPortAt, 0x12, 0xB8), DropNotRoCE},
+	{"UDP length 7", false, set(udp4At+udpLengthAt, 0, 7), DropUDPLength},
+	{"UDP length 0", true, set(udp6At+udpLengthAt, 0, 0), DropUDPLength},
+	{"UDP length beyond IP", false, set(udp4At+udpLengthAt, 0, 57), DropUDPLength},
+	{"UDP length too small for a BTH", false, set(udp4At+udpLengthAt, 0, 19), DropTooShort},
+	{"UDP checksum", false, set(udp4At+udpChecksumAt, 0, 1), DropNone},
+	{"UDP checksum", true, set(udp6At+udpChecksumAt, 0, 1), DropNone},
+	{"UDP checksum and payload", false, func(f []byte) []byte { f[payload4] ^= 1; return set(udp4At+udpChecksumAt, 0, 1)(f) }, DropICRC},
+	{"right UDP checksum", false, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
+	{"right UDP checksum", true, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
+	{"opcode", false, set(bth4At, 0x15), DropUnknownOpcode},
+	{"opcode of RD", false, set(bth4At, 0x44), DropUnknownOpcode},
+	{"transport version", false, set(bth4At+bthFlagsAt, 0x81), DropTransportVersion},
+	{"QPN 0", false, set(bth4At+bthQPNAt, 0, 0, 0), DropQPN0},
+	{"FECN, BECN and reserved bits", false, set(bth4At+bthReservedAt, 0xFF), DropNone},
+	{"reserved bits beside AckReq", false, func(f []byte) []byte { f[bth4At+bthAckAt] |= 0x7F; putReferenceICRC(f); return f }, DropNone},
+	{"payload", false, set(payload4, 0xFF), DropICRC},
+	{"pad", false, set(sendOnly4-ICRCLength-1, 1), DropICRC},
+	{"ICRC", false, set(sendOnly4-1, 0xFF), DropICRC},
+	{"ICRC", true, set(sendOnly6-1, 0xFF), DropICRC},
+}
+
 // One fault at a time, and for each the reason.
 func TestParseReasons(t *testing.T) {
-	type change func(frame []byte) []byte
-	set := func(offset int, values ...byte) change {
-		return func(frame []byte) []byte { copy(frame[offset:], values); return frame }
-	}
-	ipv4 := func(offset int, values ...byte) change { // with a right header checksum
-		return func(frame []byte) []byte {
-			copy(frame[offset:], values)
-			putIPv4Checksum(frame)
-			return frame
-		}
-	}
-	to := func(length int) change { return func(frame []byte) []byte { return frame[:length] } }
-	for _, c := range []struct {
-		name   string
-		is6    bool
-		change change
-		want   DropReason
-	}{
-		{"untouched", false, to(90), DropNone},
-		{"untouched", true, to(110), DropNone},
-		{"empty", false, to(0), DropTooShort},
-		{"half an Ethernet header", false, to(13), DropTooShort},
-		{"Ethernet header only", false, to(14), DropTooShort},
-		{"half an IPv4 header", false, to(33), DropTooShort},
-		{"half a UDP header", false, to(41), DropTooShort},
-		{"half a BTH", false, to(50), DropTooShort},
-		{"without its last byte", false, to(89), DropTooShort},
-		{"half an IPv6 header", true, to(53), DropTooShort},
-		{"without its last byte", true, to(109), DropTooShort},
-		{"tag without anything behind", false, func(frame []byte) []byte { frame[12], frame[13] = 0x81, 0; return frame[:17] }, DropTooShort},
-		{"ARP", false, set(12, 0x08, 0x06), DropNotRoCE},
-		{"RoCE version 1", false, set(12, 0x89, 0x15), DropNotRoCE},
-		{"service tag", false, set(12, 0x88, 0xA8), DropNotRoCE},
-		{"two tags", false, set(12, 0x81, 0, 0, 5, 0x81, 0), DropNotRoCE},
-		{"version 6 in IPv4", false, ipv4(14, 0x65), DropMalformedIP},
-		{"IPv4 options", false, ipv4(14, 0x46), DropMalformedIP},
-		{"IHL 4", false, ipv4(14, 0x44), DropMalformedIP},
-		{"IPv4 length below its header", false, ipv4(16, 0, 19), DropMalformedIP},
-		{"IPv4 length without UDP header", false, ipv4(16, 0, 27), DropUDPLength},
-		{"IPv4 length without UDP header, and another port behind", false, func(f []byte) []byte { f[37] = 0; return ipv4(16, 0, 27)(f) }, DropUDPLength},
-		{"more fragments", false, ipv4(20, 0x20, 0), DropFragment},
-		{"second fragment", false, ipv4(20, 0, 1), DropFragment},
-		{"last offset", false, ipv4(20, 0x1F, 0xFF), DropFragment},
-		{"may be fragmented but is not", false, ipv4(20, 0, 0), DropICRC}, // DF is covered
-		{"IPv4 checksum", false, set(24, 0, 0), DropIPChecksum},
-		{"TTL without checksum", false, set(22, 1), DropIPChecksum},
-		{"TTL", false, ipv4(22, 1), DropNone},
-		{"ToS", false, ipv4(15, 0xFF), DropNone},
-		{"TCP", false, ipv4(23, 6), DropNotRoCE},
-		{"version 4 in IPv6", true, set(14, 0x45), DropMalformedIP},
-		{"hop-by-hop options", true, set(20, 0), DropNotRoCE},
-		{"IPv6 fragment", true, set(20, 44), DropNotRoCE},
-		{"TCP", true, set(20, 6), DropNotRoCE},
-		{"flow label and class", true, set(14, 0x6F, 0xFF, 0xFF, 0xFF), DropNone},
-		{"hop limit", true, set(21, 1), DropNone},
-		{"IPv6 length without UDP header", true, set(18, 0, 7), DropUDPLength},
-		{"jumbogram", true, set(18, 0, 0), DropUDPLength},
-		{"IPv6 length beyond the frame", true, set(19, 57), DropTooShort},
-		{"other port", false, set(36, 0x12, 0xB8), DropNotRoCE},
-		{"other port", true, set(56, 0x12, 0xB8), DropNotRoCE},
-		{"UDP length 7", false, set(38, 0, 7), DropUDPLength},
-		{"UDP length 0", true, set(58, 0, 0), DropUDPLength},
-		{"UDP length beyond IP", false, set(38, 0, 57), DropUDPLength},
-		{"UDP length too small for a BTH", false, set(38, 0, 19), DropTooShort},
-		{"UDP checksum", false, set(40, 0, 1), DropNone},
-		{"UDP checksum", true, set(60, 0, 1), DropNone},
-		{"UDP checksum and payload", false, func(f []byte) []byte { f[70] ^= 1; return set(40, 0, 1)(f) }, DropICRC},
-		{"right UDP checksum", false, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
-		{"right UDP checksum", true, func(f []byte) []byte { putUDPChecksum(f); return f }, DropNone},
-		{"opcode", false, set(42, 0x15), DropUnknownOpcode},
-		{"opcode of RD", false, set(42, 0x44), DropUnknownOpcode},
-		{"transport version", false, set(43, 0x81), DropTransportVersion},
-		{"QPN 0", false, set(47, 0, 0, 0), DropQPN0},
-		{"FECN, BECN and reserved bits", false, set(46, 0xFF), DropNone},
-		{"reserved bits beside AckReq", false, func(f []byte) []byte { f[50] |= 0x7F; putReferenceICRC(f); return f }, DropNone},
-		{"payload", false, set(70, 0xFF), DropICRC},
-		{"pad", false, set(85, 1), DropICRC},
-		{"ICRC", false, set(89, 0xFF), DropICRC},
-		{"ICRC", true, set(109, 0xFF), DropICRC},
-	} {
+	for _, c := range slices.Concat(linkAndIPFaults, udpAndBTHFaults) {
 		name := fmt.Sprintf("%s, IPv6 %v", c.name, c.is6)
 		frame := testPacket{path: testPath(c.is6), opcode: RCSendOnly, length: 30}.build()
 		require.Equal(t, DropNone, new(Packet).Parse([][]byte{frame}), name)
 		frame = c.change(frame)
 		require.Equal(t, c.want, new(Packet).Parse([][]byte{frame[:len(frame):len(frame)]}), name)
 		// Cut behind the headers, with no capacity behind the cut that could hide a read too far.
-		if headers := map[bool]int{false: 54, true: 74}[c.is6]; len(frame) >= headers {
+		if headers := map[bool]int{false: bth4At + BTHLength, true: bth6At + BTHLength}[c.is6]; len(frame) >= headers {
 			require.Equal(t, c.want, new(Packet).Parse([][]byte{frame[:headers:headers], frame[headers:]}), name)
 		}
 	}
@@ -366,7 +389,7 @@ func TestParseReuse(t *testing.T) {
 	}
 	frame := testPacket{path: testPath(false), opcode: RCSendOnly, length: 4}.build()
 	for _, checksum := range []byte{1, 0} { // 0 is none
-		frame[41] = checksum
+		frame[udp4At+udpChecksumAt+1] = checksum
 		require.Equal(t, DropNone, used.Parse([][]byte{frame}))
 		require.Equal(t, checksum != 0, used.ChecksumWrong)
 	}

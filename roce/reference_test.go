@@ -18,22 +18,21 @@ import (
 // referenceICRC computes the ICRC of a frame, Ethernet to the byte before the ICRC, bit by bit, and
 // returns its bytes in their order on the wire.
 func referenceICRC(frame []byte) [4]byte {
-	ip := 14
-	if frame[12] == 0x81 && frame[13] == 0x00 {
-		ip = 18
-	}
+	ip := behindTag(frame)
 	masked := append([]byte{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF}, frame[ip:]...)
 	header := masked[8:]
 	udp := 20
 	if header[0]>>4 == 4 {
-		header[1], header[8], header[10], header[11] = 0xFF, 0xFF, 0xFF, 0xFF
+		for _, at := range []int{ipv4ClassAt, ipv4TTLAt, ipv4ChecksumAt, ipv4ChecksumAt + 1} {
+			header[at-ipAt] = 0xFF
+		}
 	} else {
 		udp = 40
 		header[0] |= 0x0F
 		header[1], header[2], header[3], header[7] = 0xFF, 0xFF, 0xFF, 0xFF
 	}
-	header[udp+6], header[udp+7] = 0xFF, 0xFF // UDP checksum
-	header[udp+8+4] = 0xFF                    // FECN, BECN, reserved
+	header[udp+udpChecksumAt], header[udp+udpChecksumAt+1] = 0xFF, 0xFF
+	header[udp+8+bthReservedAt] = 0xFF
 
 	var register uint64 = 0xFFFFFFFF
 	for _, b := range masked {
@@ -107,17 +106,22 @@ func readCaptures(t testing.TB) []capturedFrame {
 	return frames
 }
 
+// behindTag is where the IP header begins.
+func behindTag(frame []byte) int {
+	if frame[etherTypeAt] == 0x81 && frame[etherTypeAt+1] == 0x00 {
+		return ipAt + 4
+	}
+	return ipAt
+}
+
 // isRoCE looks for UDP port 4791 the simple way.
 func isRoCE(frame []byte) bool {
-	ip := 14
-	if frame[12] == 0x81 && frame[13] == 0x00 {
-		ip = 18
-	}
+	ip := behindTag(frame)
 	switch {
 	case frame[ip-2] == 0x08 && frame[ip-1] == 0x00:
-		return frame[ip+9] == 17 && binary.BigEndian.Uint16(frame[ip+22:]) == 4791
+		return frame[ip-ipAt+ipv4ProtocolAt] == 17 && binary.BigEndian.Uint16(frame[ip-ipAt+udp4At+udpPortAt:]) == 4791
 	case frame[ip-2] == 0x86 && frame[ip-1] == 0xDD:
-		return frame[ip+6] == 17 && binary.BigEndian.Uint16(frame[ip+42:]) == 4791
+		return frame[ip-ipAt+ipv6NextAt] == 17 && binary.BigEndian.Uint16(frame[ip-ipAt+udp6At+udpPortAt:]) == 4791
 	}
 	return false
 }

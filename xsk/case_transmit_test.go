@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCase_F2: every frame completes without a further kick once nothing is pending, whether the kernel tells when it has to be
-// woken or not, in both modes of the receiver, after idle times of any length; and none takes 10 ms.
+// TestCase_F2: every frame completes without a further kick once nothing is pending, whether the kernel tells when it
+// has to be woken or not, in both modes of the receiver, after idle times of any length; and none takes 10 ms.
 func TestCase_F2(t *testing.T) {
 	gaps := []time.Duration{0, time.Millisecond, 100 * time.Millisecond}
 	for _, generic := range []bool{false, true} {
@@ -25,7 +25,8 @@ func TestCase_F2(t *testing.T) {
 					a, b := newPair(t, 1, 1500)
 					from := a.mustOpen(t, Options{CheckOwners: true, noNeedWakeup: noNeedWakeup})
 					to := b.receiver(t, generic, Options{CheckOwners: true, noNeedWakeup: noNeedWakeup})
-					// A busy machine may let the kernel's thread wait for its CPU: a stall of ours would be there each time.
+					// A busy machine may let the kernel's thread wait for its CPU: a stall of ours would be there
+					// each time.
 					for attempt := 1; ; attempt++ {
 						longest := bursts(t, from, to, size(10_000, 1_000_000), gap)
 						if longest < 10*time.Millisecond {
@@ -39,8 +40,8 @@ func TestCase_F2(t *testing.T) {
 	}
 }
 
-// bursts sends frames with idle times between the bursts, and returns the longest CPU time for which this thread has looked
-// in vain for the end of one.
+// bursts sends frames with idle times between the bursts, and returns the longest CPU time for which this thread has
+// looked in vain for the end of one.
 func bursts(t *testing.T, from, to *Socket, total int, gap time.Duration) (longest time.Duration) {
 	runtime.LockOSThread() // for threadTime
 	defer runtime.UnlockOSThread()
@@ -65,7 +66,8 @@ func bursts(t *testing.T, from, to *Socket, total int, gap time.Duration) (longe
 				received++
 			}
 			to.Release()
-			require.Less(t, time.Since(begin), 5*time.Second, "%d of %d frames arrived, %d buffers are free", received, sent, from.FreeBuffers())
+			require.Less(t, time.Since(begin), 5*time.Second, "%d of %d frames arrived, %d buffers are free", received, sent,
+				from.FreeBuffers())
 			yield()
 		}
 		longest = max(longest, threadTime()-start)
@@ -92,9 +94,9 @@ func threadTime() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// TestCase_F3: batches of any size, submitted in parts of which the kernel takes a part at a time, for as long as it takes to
-// use every buffer many times. After each look every chunk has one owner, and the rings agree; what is free is scribbled on
-// at once, and the wire never shows it.
+// TestCase_F3: batches of any size, submitted in parts of which the kernel takes a part at a time, for as long as it
+// takes to use every buffer many times. After each look every chunk has one owner, and the rings agree; what is free
+// is scribbled on at once, and the wire never shows it.
 func TestCase_F3(t *testing.T) {
 	for _, generic := range []bool{false, true} {
 		for _, multiBuffer := range []bool{false, true} {
@@ -126,7 +128,8 @@ func partialSubmits(t *testing.T, from, to *Socket, total int) {
 	scribble(from, from.transmit.free)
 	sent, received, released := 0, 0, 0
 	for start := time.Now(); received < total; {
-		require.Less(t, time.Since(start), 20*time.Second+time.Duration(total)*50*time.Microsecond, "%d of %d frames arrived", received, total)
+		require.Less(t, time.Since(start), 20*time.Second+time.Duration(total)*50*time.Microsecond, "%d of %d frames arrived",
+			received, total)
 		for range 1 + random.IntN(64) {
 			if sent == total || sent-released == window || from.Buffer() == nil {
 				break
@@ -171,7 +174,8 @@ func partialSubmits(t *testing.T, from, to *Socket, total int) {
 		requireIdle(t, s)
 		i := s.Info()
 		require.Equal(t, i.TransmitBuffers(), len(s.transmit.free))
-		require.EqualValues(t, i.ReceiveFrames, s.receive.fill.producer.Load()-s.receive.fill.consumer.Load(), "the FILL ring has all")
+		require.EqualValues(t, i.ReceiveFrames, s.receive.fill.producer.Load()-s.receive.fill.consumer.Load(),
+			"the FILL ring has all")
 		require.Equal(t, s.receive.ring.producer.Load(), s.receive.ring.consumer.Load())
 		require.Equal(t, s.transmit.ring.producer.Load(), s.transmit.ring.consumer.Load())
 		require.Equal(t, s.transmit.completion.producer.Load(), s.transmit.completion.consumer.Load())

@@ -31,7 +31,8 @@ func FromFDs(fds FDs) (*Socket, error) {
 	}
 	domain, err := unix.GetsockoptInt(fds.Socket, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil || domain != unix.AF_XDP {
-		return nil, s.fail("take over", fmt.Sprintf("file descriptor %d is not an AF_XDP socket", fds.Socket), ErrInvalidOptions, err)
+		return nil, s.fail("take over", fmt.Sprintf("file descriptor %d is not an AF_XDP socket", fds.Socket),
+			ErrInvalidOptions, err)
 	}
 	if s.umem, err = openUMEM(fds.UMEM, memorySize(s.info)); err != nil {
 		return nil, s.fail("take over UMEM", "", nil, err)
@@ -59,7 +60,8 @@ func (s *Socket) checkIdle() error {
 			with, s.info.ReceiveFrames), nil, unix.EBUSY)
 	}
 	if inFlight := t.ring.next - t.completion.next; inFlight != 0 {
-		return s.fail("take over", fmt.Sprintf("%d transmit descriptors are in flight: kick and reap them first", inFlight), nil, unix.EBUSY)
+		return s.fail("take over", fmt.Sprintf("%d transmit descriptors are in flight: kick and reap them first", inFlight),
+			nil, unix.EBUSY)
 	}
 	return nil
 }

@@ -340,8 +340,8 @@ func childReopen() error {
 	return s.Close()
 }
 
-// The kernel counts the memory of a socket that was closed for a while yet. Whoever may lock no more than one opens the next
-// one all the same, but not a second one.
+// The kernel counts the memory of a socket that was closed for a while yet. Whoever may lock no more than one opens
+// the next one all the same, but not a second one.
 func TestMemoryLockedComesBack(t *testing.T) {
 	a, _ := newPair(t, 1, 1500)
 	require.Equal(t, "true", a.runChild(t, "reopen", []uintptr{unix.CAP_NET_RAW}, nil, nil))

@@ -12,133 +12,160 @@ import (
 	"pgregory.net/rapid"
 )
 
+// expectedFrame is a frame that the kernel's end delivers.
+type expectedFrame struct {
+	payload []byte
+	segment int
+	dropped bool
+}
+
+// socketModel is a socket with the kernel's end, and what must come out of it.
+type socketModel struct {
+	options    Options
+	s          *Socket
+	k          *kernel
+	sequence   uint64
+	arriving   []expectedFrame // delivered in full
+	partial    *expectedFrame  // the kernel is within this frame
+	held       []Frame
+	heldWant   [][]byte
+	committed  [][]byte
+	published  [][]byte
+	toComplete []uint64
+}
+
+// check holds after each action.
+func (m *socketModel) check(t *rapid.T) {
+	require.NoError(t, m.s.CheckOwners())
+	for i, frame := range m.held {
+		require.Equal(t, m.heldWant[i], joined(frame), "a held frame has changed")
+	}
+}
+
+func (m *socketModel) deliverSegment(t *rapid.T) {
+	if m.k.filled() == 0 {
+		t.Skip("no chunk")
+	}
+	if m.partial == nil {
+		m.partial = &expectedFrame{}
+	}
+	segment := make([]byte, rapid.SampledFrom([]int{0, 1, 64, 500, 1792}).Draw(t, "length"))
+	binary.BigEndian.AppendUint64(segment[:0], m.sequence)
+	m.sequence++
+	more := m.options.MultiBuffer && rapid.IntRange(0, 2).Draw(t, "more") > 0
+	m.k.put(t, segment, more)
+	p := m.partial
+	p.payload = append(p.payload, segment...)
+	p.segment++
+	p.dropped = p.dropped || len(segment) == 0 || p.segment > MaxSegments
+	if !more {
+		m.arriving = append(m.arriving, *p)
+		m.partial = nil
+	}
+}
+
+func (m *socketModel) receive(t *rapid.T) {
+	frames := make([]Frame, rapid.IntRange(0, 6).Draw(t, "batch"))
+	for i := range m.s.Receive(frames) {
+		for m.arriving[0].dropped {
+			m.arriving = m.arriving[1:]
+		}
+		require.Equal(t, m.arriving[0].payload, joined(frames[i]))
+		require.Len(t, frames[i].Segments, m.arriving[0].segment)
+		m.held, m.heldWant = append(m.held, frames[i]), append(m.heldWant, m.arriving[0].payload)
+		m.arriving = m.arriving[1:]
+	}
+}
+
+func (m *socketModel) release(*rapid.T) {
+	m.s.Release()
+	m.held, m.heldWant = nil, nil
+}
+
+func (m *socketModel) send(t *rapid.T) {
+	buffer := m.s.Buffer()
+	if buffer == nil {
+		require.Equal(t, m.s.Info().TransmitBuffers(), m.s.transmit.inFlight)
+		return
+	}
+	frame := make([]byte, rapid.IntRange(1, m.s.Info().TransmitFrameSize()).Draw(t, "length"))
+	testFrame(frame, m.sequence)
+	m.sequence++
+	copy(buffer, frame)
+	if rapid.Bool().Draw(t, "commit") {
+		require.NoError(t, m.s.Commit(len(frame)))
+		m.committed = append(m.committed, frame)
+	}
+}
+
+func (m *socketModel) publish(*rapid.T) {
+	m.s.Publish()
+	m.published, m.committed = append(m.published, m.committed...), nil
+}
+
+func (m *socketModel) transmit(t *rapid.T) {
+	frames, addresses := m.k.send()
+	require.True(t, len(frames) == len(m.published))
+	for i, frame := range frames {
+		require.True(t, bytes.Equal(m.published[i], frame))
+		m.toComplete = append(m.toComplete, addresses[i]...)
+	}
+	m.published = nil
+}
+
+func (m *socketModel) complete(t *rapid.T) {
+	if len(m.toComplete) == 0 {
+		t.Skip("nothing in flight")
+	}
+	i := rapid.IntRange(0, len(m.toComplete)-1).Draw(t, "which")
+	m.k.complete(t, m.toComplete[i])
+	m.toComplete = append(m.toComplete[:i], m.toComplete[i+1:]...)
+}
+
+// comeHome ends everything: every buffer must be where it was at the beginning.
+func (m *socketModel) comeHome(t *rapid.T) {
+	m.k.receive.submit()
+	frames := make([]Frame, 100)
+	m.s.Receive(frames)
+	m.s.Release()
+	if m.partial == nil {
+		require.Equal(t, m.options.ReceiveFrames, m.k.filled())
+	}
+	m.s.Publish()
+	_, addresses := m.k.send()
+	for _, chain := range addresses {
+		m.toComplete = append(m.toComplete, chain...)
+	}
+	m.k.complete(t, m.toComplete...)
+	m.s.Reap()
+	require.Equal(t, m.s.Info().TransmitBuffers(), m.s.FreeBuffers())
+	require.NoError(t, m.s.CheckOwners())
+	require.Zero(t, m.s.Counters().InvalidReceive+m.s.Counters().InvalidCompletions)
+}
+
 // Any order of calls against any behaviour of the kernel: frames arrive whole, in
 // order and with the right bytes, held frames do not change, no chunk is lost, and
 // each has one owner at all times.
 func TestSocketModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		options := Options{
+		m := &socketModel{options: Options{
 			ReceiveFrames: rapid.IntRange(1, 20).Draw(t, "receive"), TransmitFrames: 2 * rapid.IntRange(1, 5).Draw(t, "transmit"),
 			MultiBuffer: rapid.Bool().Draw(t, "multi-buffer"), CheckOwners: true, ChunkSize: 2048,
-		}
-		s, k := newMemorySocket(t, options, startIndex().Draw(t, "start"))
-		size, buffers := s.Info().TransmitFrameSize(), s.Info().TransmitBuffers()
-		type expected struct {
-			payload []byte
-			segment int
-			dropped bool
-		}
-		var (
-			sequence   uint64
-			arriving   []expected // delivered in full
-			partial    *expected  // the kernel is within this frame
-			held       []Frame
-			heldWant   [][]byte
-			committed  [][]byte
-			published  [][]byte
-			toComplete []uint64
-		)
+		}}
+		m.s, m.k = newMemorySocket(t, m.options, startIndex().Draw(t, "start"))
 		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) {
-				require.NoError(t, s.CheckOwners())
-				for i, frame := range held {
-					require.Equal(t, heldWant[i], joined(frame), "a held frame has changed")
-				}
-			},
-			"deliver segment": func(t *rapid.T) {
-				if k.filled() == 0 {
-					t.Skip("no chunk")
-				}
-				if partial == nil {
-					partial = &expected{}
-				}
-				segment := make([]byte, rapid.SampledFrom([]int{0, 1, 64, 500, 1792}).Draw(t, "length"))
-				binary.BigEndian.AppendUint64(segment[:0], sequence)
-				sequence++
-				more := options.MultiBuffer && rapid.IntRange(0, 2).Draw(t, "more") > 0
-				k.put(t, segment, more)
-				partial.payload = append(partial.payload, segment...)
-				partial.segment++
-				partial.dropped = partial.dropped || len(segment) == 0 || partial.segment > MaxSegments
-				if !more {
-					arriving = append(arriving, *partial)
-					partial = nil
-				}
-			},
-			"deliver": func(*rapid.T) { k.receive.submit() },
-			"receive": func(t *rapid.T) {
-				frames := make([]Frame, rapid.IntRange(0, 6).Draw(t, "batch"))
-				for i := range s.Receive(frames) {
-					for arriving[0].dropped {
-						arriving = arriving[1:]
-					}
-					require.Equal(t, arriving[0].payload, joined(frames[i]))
-					require.Len(t, frames[i].Segments, arriving[0].segment)
-					held, heldWant = append(held, frames[i]), append(heldWant, arriving[0].payload)
-					arriving = arriving[1:]
-				}
-			},
-			"release": func(*rapid.T) {
-				s.Release()
-				held, heldWant = nil, nil
-			},
-			"send": func(t *rapid.T) {
-				buffer := s.Buffer()
-				if buffer == nil {
-					require.Equal(t, buffers, s.transmit.inFlight)
-					return
-				}
-				frame := make([]byte, rapid.IntRange(1, size).Draw(t, "length"))
-				testFrame(frame, sequence)
-				sequence++
-				copy(buffer, frame)
-				if rapid.Bool().Draw(t, "commit") {
-					require.NoError(t, s.Commit(len(frame)))
-					committed = append(committed, frame)
-				}
-			},
-			"publish": func(*rapid.T) {
-				s.Publish()
-				published, committed = append(published, committed...), nil
-			},
-			"transmit": func(t *rapid.T) {
-				frames, addresses := k.send()
-				require.True(t, len(frames) == len(published))
-				for i, frame := range frames {
-					require.True(t, bytes.Equal(published[i], frame))
-					toComplete = append(toComplete, addresses[i]...)
-				}
-				published = nil
-			},
-			"complete": func(t *rapid.T) {
-				if len(toComplete) == 0 {
-					t.Skip("nothing in flight")
-				}
-				i := rapid.IntRange(0, len(toComplete)-1).Draw(t, "which")
-				k.complete(t, toComplete[i])
-				toComplete = append(toComplete[:i], toComplete[i+1:]...)
-			},
-			"reap": func(*rapid.T) { s.Reap() },
+			"":                m.check,
+			"deliver segment": m.deliverSegment,
+			"deliver":         func(*rapid.T) { m.k.receive.submit() },
+			"receive":         m.receive,
+			"release":         m.release,
+			"send":            m.send,
+			"publish":         m.publish,
+			"transmit":        m.transmit,
+			"complete":        m.complete,
+			"reap":            func(*rapid.T) { m.s.Reap() },
 		})
-
-		// Everything comes home.
-		k.receive.submit()
-		frames := make([]Frame, 100)
-		s.Receive(frames)
-		s.Release()
-		if partial == nil {
-			require.Equal(t, options.ReceiveFrames, k.filled())
-		}
-		s.Publish()
-		_, addresses := k.send()
-		for _, chain := range addresses {
-			toComplete = append(toComplete, chain...)
-		}
-		k.complete(t, toComplete...)
-		s.Reap()
-		require.Equal(t, buffers, s.FreeBuffers())
-		require.NoError(t, s.CheckOwners())
-		require.Zero(t, s.Counters().InvalidReceive+s.Counters().InvalidCompletions)
+		m.comeHome(t)
 	})
 }
 

@@ -26,8 +26,8 @@ func CheckMultiBuffer() error {
 	return err
 }
 
-// CheckNeedWakeup says whether the kernel has AF_XDP sockets that tell when they have to be woken (Linux 5.4), which Open
-// needs, in the same way.
+// CheckNeedWakeup says whether the kernel has AF_XDP sockets that tell when they have to be woken (Linux 5.4), which
+// Open needs, in the same way.
 func CheckNeedWakeup() error {
 	err := checkBindFlag(unix.XDP_USE_NEED_WAKEUP)
 	if errors.Is(err, unix.EINVAL) {

@@ -187,9 +187,9 @@ func (s *Socket) lay(fill, completion ring[uint64], receive, transmit ring[descr
 	}
 }
 
-// register tries again while the UMEM is too much beside what the user has locked already, if it would fit alone: after a
-// close the kernel takes back the memory of the old socket in the background (net/xdp/xdp_umem.c, xdp_put_umem), so that who
-// opens another one at once finds the old one counted.
+// register tries again while the UMEM is too much beside what the user has locked already, if it would fit alone:
+// after a close the kernel takes back the memory of the old socket in the background (net/xdp/xdp_umem.c,
+// xdp_put_umem), so that who opens another one at once finds the old one counted.
 func (s *Socket) register(timeout time.Duration) error {
 	var limit unix.Rlimit
 	fits := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && uint64(s.info.umemSize()) <= limit.Cur
@@ -263,8 +263,8 @@ func (s *Socket) Info() Info { return s.info }
 // so whoever polls has to stop before.
 func (s *Socket) FD() int { return s.fd }
 
-// Waiting returns how many descriptors are in the RX ring: what the kernel has delivered and Receive has not taken. It may
-// be called at any time from any goroutine.
+// Waiting returns how many descriptors are in the RX ring: what the kernel has delivered and Receive has not taken.
+// It may be called at any time from any goroutine.
 func (s *Socket) Waiting() uint64 {
 	s.life.RLock()
 	defer s.life.RUnlock()

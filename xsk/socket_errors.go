@@ -80,7 +80,8 @@ func (s *Socket) bindError(err error, mode CopyMode, waited time.Duration) error
 	case errors.Is(err, unix.EINVAL) && s.info.MultiBuffer:
 		return s.fail("bind", queue+": refused; a kernel before 6.6 has no multi-buffer, and in zero copy the MTU has to fit into the buffers", nil, err)
 	case errors.Is(err, unix.EINVAL):
-		return s.fail("bind", queue+": refused; the queue does not exist, or in zero copy the MTU does not fit into a chunk", nil, err)
+		return s.fail("bind", queue+": refused; the queue does not exist, or in zero copy the MTU does not fit into a chunk",
+			nil, err)
 	}
 	return s.fail("bind", queue, nil, err)
 }

@@ -81,7 +81,8 @@ func TestQueueBusy(t *testing.T) {
 	_, err := a.open(t, Options{BindTimeout: 200 * time.Millisecond})
 	require.ErrorIs(t, err, ErrQueueBusy)
 	require.ErrorIs(t, err, unix.EBUSY)
-	require.ErrorContains(t, err, "xsk: bind: queue 0 of ifindex "+strconv.Itoa(a.ifindex)+" is taken by another AF_XDP socket (tried for 2")
+	require.ErrorContains(t, err,
+		"xsk: bind: queue 0 of ifindex "+strconv.Itoa(a.ifindex)+" is taken by another AF_XDP socket (tried for 2")
 	require.InDelta(t, 0.2, time.Since(start).Seconds(), 0.15)
 
 	start = time.Now()
@@ -105,7 +106,8 @@ func TestQueueOutOfRange(t *testing.T) {
 	a, _ := newPair(t, 1, 1500)
 	_, err := a.open(t, Options{Queue: 1})
 	require.ErrorIs(t, err, ErrInvalidOptions)
-	require.ErrorContains(t, err, "queue 1 of ifindex "+strconv.Itoa(a.ifindex)+": the interface has 1 receive and 1 transmit queues")
+	require.ErrorContains(t, err,
+		"queue 1 of ifindex "+strconv.Itoa(a.ifindex)+": the interface has 1 receive and 1 transmit queues")
 
 	c, _ := newPair(t, 3, 1500)
 	require.NoError(t, c.run(t, func() error {
@@ -182,7 +184,8 @@ func TestKickDropped(t *testing.T) {
 	b.withLink(t, func(handle *netlink.Handle, l netlink.Link) error { return handle.LinkSetMTU(l, 1500) })
 	for _, length := range []int{100, 4170} {
 		t.Run(strconv.Itoa(length), func(t *testing.T) {
-			from, to := a.mustOpen(t, Options{MultiBuffer: true, CheckOwners: true}), b.receiver(t, false, Options{MultiBuffer: true})
+			from, to := a.mustOpen(t, Options{MultiBuffer: true, CheckOwners: true}), b.receiver(t, false,
+				Options{MultiBuffer: true})
 			long := max(length, 2100)
 			send(t, from, 0, long)
 			send(t, from, 1, 100)

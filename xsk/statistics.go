@@ -72,7 +72,7 @@ func (r *KickResult) UnmarshalText(text []byte) error { return enum.Parse(r, tex
 
 // Statistics are the kernel's counters of the socket (XDP_STATISTICS), since Open.
 type Statistics struct {
-	// ReceiveDropped counts frames lost for want of a chunk, or too long for one.
+	// ReceiveDropped counts frames that were lost because no chunk was free, or because they were too long for one.
 	ReceiveDropped uint64
 	// ReceiveInvalid counts wrong addresses in the fill ring: a bug in this package.
 	ReceiveInvalid uint64

@@ -188,27 +188,7 @@ func TestTrafficConcurrent(t *testing.T) {
 		}
 	})
 	group.Go(func() {
-		random := rand.New(rand.NewPCG(7, 7))
-		for sent := int64(0); sent < total; {
-			for range 16 {
-				if sent == total || sent-received.Load() >= window {
-					break
-				}
-				buffer := from.Buffer()
-				if buffer == nil {
-					break
-				}
-				length := kind.length(random)
-				testFrame(buffer[:length], uint64(sent))
-				if err := from.Commit(length); err != nil {
-					t.Error(err)
-				}
-				sent++
-			}
-			from.Publish()
-			tryKick()
-			from.Reap()
-		}
+		sendAll(t, from, total, kind, func(sent int64) bool { return sent-received.Load() < window }, tryKick)
 	})
 	random := rand.New(rand.NewPCG(7, 7))
 	frames, want := make([]Frame, 64), make([]byte, 8192)
@@ -231,6 +211,31 @@ func TestTrafficConcurrent(t *testing.T) {
 	requireNoLoss(t, to)
 	requireIdle(t, from)
 	requireIdle(t, to)
+}
+
+// sendAll sends frames of the kind for as long as may says that one more may be in flight.
+func sendAll(t *testing.T, from *Socket, total int64, kind traffic, may func(sent int64) bool, kick func()) {
+	random := rand.New(rand.NewPCG(7, 7))
+	for sent := int64(0); sent < total; {
+		for range 16 {
+			if sent == total || !may(sent) {
+				break
+			}
+			buffer := from.Buffer()
+			if buffer == nil {
+				break
+			}
+			length := kind.length(random)
+			testFrame(buffer[:length], uint64(sent))
+			if err := from.Commit(length); err != nil {
+				t.Error(err)
+			}
+			sent++
+		}
+		from.Publish()
+		kick()
+		from.Reap()
+	}
 }
 
 // Queue 1 of a pair with two queues: frames sent on it arrive on it.

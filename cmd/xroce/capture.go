@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// captureCommand writes the packets of devices that processes of this machine serve, as those stream them from their control
-// sockets. The letters of the flags are tcpdump's.
+// captureCommand writes the packets of devices that processes of this machine serve, as those stream them from their
+// control sockets. The letters of the flags are tcpdump's.
 type captureCommand struct {
 	servedFlag
 	Write       string        `short:"w" required:"" placeholder:"FILE" help:"Where the capture goes, in the pcapng format; - is the standard output."`
@@ -148,7 +148,8 @@ func (c *captureCommand) choose(ctx context.Context) ([]control.Socket, error) {
 }
 
 // connect begins the captures. Processes that have ended meanwhile are left out.
-func (c *captureCommand) connect(app *application, sockets []control.Socket, options []byte) (list []*captureSource, err error) {
+func (c *captureCommand) connect(app *application, sockets []control.Socket,
+	options []byte) (list []*captureSource, err error) {
 	var failures []error
 	for _, socket := range sockets {
 		limited, cancel := context.WithTimeoutCause(app.ctx, answerTime, errNoAnswer)
@@ -234,7 +235,7 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 	if gone && err == nil {
 		fmt.Fprintf(app.stderr, "no process serves %s any more\n", c.text())
 	}
-	fmt.Fprintf(app.stderr, "%d packets captured, %d left out\n", packets, leftOut)
+	fmt.Fprintf(app.stderr, "%d packets captured, %d left out%s\n", packets, leftOut, remedy(leftOut))
 	switch {
 	case err == nil:
 		return nil
@@ -248,4 +249,12 @@ func (c *captureCommand) capture(app *application, sources []*captureSource, out
 func isTerminal(out any) bool {
 	file, ok := out.(*os.File)
 	return ok && terminal(file)
+}
+
+// remedy says what to do about packets that were left out.
+func remedy(leftOut uint64) string {
+	if leftOut == 0 {
+		return ""
+	}
+	return " since they came faster than they were written: a larger -B, a smaller -s, or --qpn and --opcode let more through"
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/xroce/xroce/internal/pcapng"
 )
 
-// captureOutput writes packets of several sources into one file after the other. Its methods may be called concurrently.
+// captureOutput writes packets of several sources into one file after the other. Its methods may be called
+// concurrently.
 type captureOutput struct {
 	name    string // empty is a stream that stays open
 	header  []byte // of every file: section and interfaces

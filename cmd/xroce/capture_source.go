@@ -29,7 +29,8 @@ type captureSource struct {
 
 // newCaptureSource begins a capture: when it returns, packets are collected.
 func newCaptureSource(ctx context.Context, socket control.Socket, options []byte, index int) (*captureSource, error) {
-	connection, err := control.Open(ctx, socket.Path, control.Request{Want: verbs.WantCapture, Options: options, Stream: true})
+	connection, err := control.Open(ctx, socket.Path,
+		control.Request{Want: verbs.WantCapture, Options: options, Stream: true})
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +86,8 @@ func (s *captureSource) begin() error {
 	}
 }
 
-// copyTo passes packets on until the end. Whole blocks are passed on only, so what a process leaves that is killed can be
-// read.
+// copyTo passes packets on until the end. Whole blocks are passed on only, so what a process leaves that is killed
+// can be read.
 func (s *captureSource) copyTo(out *captureOutput) {
 	complete := false
 	for {

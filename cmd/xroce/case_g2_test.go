@@ -27,9 +27,9 @@ func size(test, full int) int {
 	return test
 }
 
-// TestCase_G2: of three processes under load, a client, a server and the one that has started both, each with its own part of
-// the work, some are killed, in every order and at any time. All of them end by themselves or by that within 5 seconds, none
-// stays in the kernel, and the kernel has nothing to complain of.
+// TestCase_G2: of three processes under load, a client, a server and the one that has started both, each with its own
+// part of the work, some are killed, in every order and at any time. All of them end by themselves or by that within
+// 5 seconds, none stays in the kernel, and the kernel has nothing to complain of.
 func TestCase_G2(t *testing.T) {
 	log := openKernelLog(t)
 	orders := [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}

@@ -99,8 +99,8 @@ func (p *process) describeDevice(remote verbs.Endpoint) deviceReport {
 	}
 }
 
-// moveFile writes the file into the memory of the passive process and reads it back, over the same memory: what is there
-// afterwards can only have come from the other side, since it was cleared in between.
+// moveFile writes the file into the memory of the passive process and reads it back, over the same memory: what is
+// there afterwards can only have come from the other side, since it was cleared in between.
 func (p *process) moveFile(m *measurement, remote verbs.RemoteMemory) (err error) {
 	if err := p.stage("RDMA WRITE to the passive process"); err != nil {
 		return err

@@ -62,7 +62,8 @@ func TestDemo(t *testing.T) {
 		var r report
 		require.NoError(t, json.Unmarshal([]byte(run.stdout.String()), &r))
 		t.Logf("%+v", r)
-		require.Equal(t, c.device, deviceReport{XDPMode: r.Device.XDPMode, PathMTU: r.Device.PathMTU, NetdevMTU: r.Device.NetdevMTU})
+		require.Equal(t, c.device,
+			deviceReport{XDPMode: r.Device.XDPMode, PathMTU: r.Device.PathMTU, NetdevMTU: r.Device.NetdevMTU})
 		require.Equal(t, "veth", r.Device.Driver)
 		require.True(t, r.Device.MultiBuffer)
 		require.Len(t, r.Device.NotTaken, 1)
@@ -148,7 +149,8 @@ func TestArchive(t *testing.T) {
 	}
 	require.Equal(t, map[string]int{"go/bin/go": 2, "go/src/a/b.go": 513}, got)
 
-	require.Error(t, demoFile{Toolchain: root, Size: a.size}.load(make([]byte, a.size+1), nil), "the toolchain has changed")
+	require.Error(t, demoFile{Toolchain: root, Size: a.size}.load(make([]byte, a.size+1), nil),
+		"the toolchain has changed")
 	_, _, err = chooseFile(context.Background(), "/absent")
 	require.ErrorIs(t, err, errUsage)
 }

@@ -18,22 +18,22 @@ type devicesCommand struct {
 
 // deviceEntry is what is said about a network device, also as JSON.
 type deviceEntry struct {
-	Name          string       `json:"name"`
-	CanServe      bool         `json:"canServe"`
-	Obstacle      string       `json:"obstacle,omitempty"` // why it cannot
-	Missing       []string     `json:"missing"`            // capabilities that this user lacks to open it
-	Driver        string       `json:"driver"`             // empty if unknown
-	MAC           string       `json:"mac"`
-	Running       bool         `json:"running"` // up, and with carrier
-	MTU           int          `json:"mtu"`     // bytes, of the network device
-	ActivePathMTU int          `json:"activePathMTU"`
-	Queues        int          `json:"queues"`
-	GIDs          []netip.Addr `json:"gids"` // by index
-	XDPModes      []string     `json:"xdpModes"`
-	DriverTells   bool         `json:"driverTells"` // XDPModes and ZeroCopy are what the driver offers, not guesses
-	ZeroCopy      bool         `json:"zeroCopy"`
-	MultiBuffer   bool         `json:"multiBuffer"`            // frames of several buffers are expected, which path MTU 4096 needs
-	SingleBuffer  string       `json:"singleBuffer,omitempty"` // why they are not
+	Name         string       `json:"name"`
+	CanServe     bool         `json:"canServe"`
+	Obstacle     string       `json:"obstacle,omitempty"` // why it cannot
+	Missing      []string     `json:"missing"`            // capabilities that this user lacks to open it
+	Driver       string       `json:"driver"`             // empty if unknown
+	MAC          string       `json:"mac"`
+	Running      bool         `json:"running"`   // up, and with carrier
+	NetdevMTU    int          `json:"netdevMTU"` // bytes, of the network device
+	ActiveMTU    int          `json:"activeMTU"` // bytes, the largest path MTU
+	Queues       int          `json:"queues"`
+	GIDs         []netip.Addr `json:"gids"` // by index
+	XDPModes     []string     `json:"xdpModes"`
+	DriverTells  bool         `json:"driverTells"` // XDPModes and ZeroCopy are what the driver offers, not guesses
+	ZeroCopy     bool         `json:"zeroCopy"`
+	MultiBuffer  bool         `json:"multiBuffer"`            // frames of several buffers are expected, which path MTU 4096 needs
+	SingleBuffer string       `json:"singleBuffer,omitempty"` // why they are not
 }
 
 // Run lists the devices.
@@ -62,7 +62,7 @@ func (c *devicesCommand) Run(app *application) error {
 func newDeviceEntry(d *verbs.DeviceDescription) deviceEntry {
 	e := deviceEntry{
 		Name: d.Name, CanServe: d.Obstacle == nil, Driver: d.Driver, MAC: d.HardwareAddr.String(), Running: d.Running,
-		MTU: d.MTU, ActivePathMTU: d.ActiveMTU.Bytes(), Queues: d.Queues, GIDs: []netip.Addr{},
+		NetdevMTU: d.MTU, ActiveMTU: d.ActiveMTU.Bytes(), Queues: d.Queues, GIDs: []netip.Addr{},
 		Missing: append([]string{}, d.Missing...), XDPModes: append([]string{}, d.XDPModes...),
 		DriverTells: d.DriverTells, ZeroCopy: d.ZeroCopy, MultiBuffer: d.SingleBuffer == nil && len(d.XDPModes) > 0,
 	}
@@ -93,9 +93,10 @@ func (e *deviceEntry) print(out io.Writer) error {
 		state = "no carrier or down"
 	}
 	line("    driver %s, %s, %s, queues %d", orUnknown(e.Driver), e.MAC, state, e.Queues)
-	line("    MTU %d, active path MTU %s", e.MTU, orNone(e.ActivePathMTU))
+	line("    MTU %d, active path MTU %s", e.NetdevMTU, orNone(e.ActiveMTU))
 	if len(e.XDPModes) > 0 {
-		line("    XDP %s (%s), %s, %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText(), bufferMode(e.MultiBuffer))
+		line("    XDP %s (%s), %s, %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText(),
+			bufferMode(e.MultiBuffer))
 	}
 	if e.SingleBuffer != "" {
 		line("    no multi-buffer, so no path MTU 4096: %s", e.SingleBuffer)

@@ -35,8 +35,8 @@ func TestDevices(t *testing.T) {
 		require.Contains(t, entries[0].Obstacle, "loopback")
 		veth := entries[1]
 		require.Equal(t, deviceEntry{
-			Name: "veth0", CanServe: true, Driver: "veth", MAC: p.A.HardwareAddr.String(), Running: true, MTU: 3000,
-			ActivePathMTU: 2048, Queues: 1,
+			Name: "veth0", CanServe: true, Driver: "veth", MAC: p.A.HardwareAddr.String(), Running: true, NetdevMTU: 3000,
+			ActiveMTU: 2048, Queues: 1,
 			GIDs:     []netip.Addr{p.A.IPv4(), p.A.IPv6(), p.A.LinkLocal.Addr()},
 			Missing:  []string{},
 			XDPModes: veth.XDPModes, DriverTells: veth.DriverTells, ZeroCopy: veth.ZeroCopy, MultiBuffer: true,
@@ -103,7 +103,7 @@ func TestDevicesWithoutMultiBuffer(t *testing.T) {
 		ZeroCopy: true, DriverTells: true, SingleBuffer: errors.New("the driver\ngives zero copy"),
 	}
 	e := newDeviceEntry(&device)
-	require.Equal(t, 2048, e.ActivePathMTU)
+	require.Equal(t, 2048, e.ActiveMTU)
 	require.False(t, e.MultiBuffer)
 	require.Equal(t, "the driver; gives zero copy", e.SingleBuffer)
 	var out strings.Builder

@@ -38,15 +38,17 @@ func newMacvlan(t *testing.T, parent *netlab.End, address string) netlab.End {
 	return e
 }
 
-// TestMacvlanForEachProcess: the recipe of README. Processes of one machine that have a macvlan each in a namespace each reach each
-// other and the other machines, and one may serve the device itself, to which that holds except for the macvlans, if it comes first.
+// TestMacvlanForEachProcess: the recipe of README. Processes of one machine that have a macvlan each in a namespace
+// each reach each other and the other machines, and one may serve the device itself, to which that holds except for
+// the macvlans, if it comes first.
 func TestMacvlanForEachProcess(t *testing.T) {
 	for _, mode := range []string{"native", "generic"} {
 		p := newPair(t, netlab.PairOptions{})
 		first, second := newMacvlan(t, &p.A, "10.9.0.11/24"), newMacvlan(t, &p.A, "10.9.0.12/24")
 		play := func(client, server *netlab.End) {
 			t.Helper()
-			a, b := startPingpong(t, &netlab.Pair{A: *client, B: *server}, server.IPv4().String(), []string{"-n", "50"}, []string{"-n", "50"})
+			a, b := startPingpong(t, &netlab.Pair{A: *client, B: *server}, server.IPv4().String(), []string{"-n", "50"},
+				[]string{"-n", "50"})
 			require.Equal(t, 0, a.status(t, 20*time.Second), a.stderr.String())
 			require.Equal(t, 0, b.status(t, 5*time.Second), b.stderr.String())
 		}

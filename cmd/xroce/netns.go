@@ -33,7 +33,8 @@ func (n netnsFlag) do(f func() error) error {
 	return namespace.Do(f)
 }
 
-// network is the name of the namespace as a device tells it (verbs.Snapshot): "net:[4026531833]"; empty without the flag.
+// network is the name of the namespace as a device tells it (verbs.Snapshot): "net:[4026531833]"; empty without the
+// flag.
 func (n netnsFlag) network() (name string, err error) {
 	if n.NetNS == "" {
 		return "", nil
@@ -64,8 +65,10 @@ func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 	return found, nil
 }
 
-// dial connects to one of the addresses of a host, from the namespace. The socket of an address is made by the calling thread.
-func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host string, port uint16) (connection net.Conn, err error) {
+// dial connects to one of the addresses of a host, from the namespace. The socket of an address is made by the
+// calling thread.
+func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host string,
+	port uint16) (connection net.Conn, err error) {
 	addresses, err := addressesOf(ctx, host)
 	if err != nil {
 		return nil, err

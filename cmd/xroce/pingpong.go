@@ -145,8 +145,8 @@ func (c *pingpongCommand) serve(app *application, r *rdma) error {
 	}
 }
 
-// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has never been up
-// (net/ipsock_posix.go, ipStackCapabilities.probe).
+// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has
+// never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
 func (c *pingpongCommand) listen(ctx context.Context) (listener net.Listener, err error) {
 	both := net.ListenConfig{Control: bothFamilies}
 	err = c.do(func() (err error) {
@@ -189,19 +189,17 @@ func (c *pingpongCommand) play(app *application, r *rdma, connection net.Conn) e
 		over <- err
 	}()
 	took, done, err := c.exchange(ctx, r)
-	if err != nil {
-		if app.ctx.Err() != nil && done > 0 {
-			err = errors.Join(err, c.print(app, c.report(r, local, remote, took, done)))
+	if err == nil {
+		if err = otherEnd(jsonline.Write(connection, pingpongDone)); err == nil {
+			err = <-over
 		}
-		return err
 	}
-	if err := jsonline.Write(connection, pingpongDone); err != nil {
-		return otherEnd(err)
+	// Whoever interrupted either end wants to know what there is so far.
+	interrupted := app.ctx.Err() != nil || errors.Is(err, errOtherEndGone)
+	if done > 0 && (err == nil || interrupted) {
+		err = errors.Join(err, c.print(app, c.report(r, local, remote, took, done)))
 	}
-	if err := <-over; err != nil {
-		return err
-	}
-	return c.print(app, c.report(r, local, remote, took, done))
+	return err
 }
 
 // Lines that both ends send by TCP after their terms.
@@ -210,12 +208,14 @@ const (
 	pingpongDone  = "done"
 )
 
+var errOtherEndGone = errors.New("the other end is gone")
+
 // otherEnd explains an error of the TCP connection.
 func otherEnd(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("the other end is gone: %w", err)
+	return fmt.Errorf("%w: %w", errOtherEndGone, err)
 }
 
 func expectLine(connection net.Conn, want string) error {
@@ -229,7 +229,8 @@ func expectLine(connection net.Conn, want string) error {
 	return nil
 }
 
-// limit bounds the time of what is read and written next. The end of ctx, which sets the deadline too, is not overwritten.
+// limit bounds the time of what is read and written next. The end of ctx, which sets the deadline too, is not
+// overwritten.
 func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 	err := connection.SetDeadline(time.Now().Add(d))
 	if ctx.Err() != nil {
@@ -239,7 +240,8 @@ func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 }
 
 // connect agrees with the other end on the terms, connects the queue pairs and posts the receives.
-func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.Conn) (local, remote verbs.Endpoint, err error) {
+func (c *pingpongCommand) connect(ctx context.Context, r *rdma,
+	connection net.Conn) (local, remote verbs.Endpoint, err error) {
 	if c.GID >= 0 {
 		err = r.useIndex(c.GID)
 	} else {
@@ -300,7 +302,8 @@ func (c *pingpongCommand) postReceive(r *rdma) error {
 	return r.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{r.mr.SGE(c.Size, c.Size)}})
 }
 
-// exchange has the messages go. The client sends first. It returns how many have arrived, also with an error, and in which time.
+// exchange has the messages go. The client sends first. It returns how many have arrived, also with an error, and in
+// which time.
 func (c *pingpongCommand) exchange(ctx context.Context, r *rdma) (took time.Duration, received int, err error) {
 	client := c.Host != ""
 	done := completions{rdma: r, events: c.Events}
@@ -363,7 +366,8 @@ func printEndpoint(out io.Writer, name string, e verbs.Endpoint) {
 		name+" address:", e.QPN, uint32(e.PSN), e.Address)
 }
 
-func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration, iterations int) *pingpongResult {
+func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration,
+	iterations int) *pingpongResult {
 	i := r.device.Information()
 	counters := r.device.Counters()
 	bytes := 2 * int64(c.Size) * int64(iterations)
@@ -382,7 +386,8 @@ func (c *pingpongCommand) print(app *application, r *pingpongResult) error {
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(r)
 	}
-	_, err := fmt.Fprintf(app.stdout, "%d bytes in %.2f seconds = %.2f Mbit/sec\n%d iters in %.2f seconds = %.2f usec/iter\n",
+	_, err := fmt.Fprintf(app.stdout,
+		"%d bytes in %.2f seconds = %.2f Mbit/sec\n%d iters in %.2f seconds = %.2f usec/iter\n",
 		r.Bytes, r.Seconds, r.Mbit, r.Iterations, r.Seconds, r.RoundTrip)
 	return err
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/xroce/xroce/roce/link/xdp"
 )
 
-// chooseDevice returns the name of the device to use: the one that is named or, without a name, the one that carries the
-// route to the peer or, without a peer, the only one that can serve.
+// chooseDevice returns the name of the device to use: the one that is named or, without a name, the one that carries
+// the route to the peer or, without a peer, the only one that can serve.
 func chooseDevice(ctx context.Context, namespace netnsFlag, name, peer string) (string, error) {
 	options := xdp.ProbeOptions{NetNS: namespace.path(), Look: true}
 	if name != "" {
@@ -31,8 +31,8 @@ func chooseDevice(ctx context.Context, namespace netnsFlag, name, peer string) (
 	return onlyDevice(ports)
 }
 
-// checkHost tells apart what the kernel answers with "invalid argument" only: every network device has link-local addresses of its
-// own, so one without a device leads nowhere.
+// checkHost tells apart what the kernel answers with "invalid argument" only: every network device has link-local
+// addresses of its own, so one without a device leads nowhere.
 func checkHost(host, device string) error {
 	address, err := netip.ParseAddr(host)
 	if err != nil || !address.Is6() || !address.IsLinkLocalUnicast() || address.Zone() != "" {

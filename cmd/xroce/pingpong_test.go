@@ -93,7 +93,8 @@ func TestPingpong(t *testing.T) {
 			require.Regexp(t, regexp.MustCompile(`^  local address:  `+address+`  remote address: `+address+
 				fmt.Sprintf(`%d bytes in \d+\.\d\d seconds = \d+\.\d\d Mbit/sec\n%d iters in \d+\.\d\d seconds = \d+\.\d\d usec/iter\n$`,
 					r.Bytes, r.Iterations)), b.stdout.String())
-			require.Contains(t, b.stdout.String(), fmt.Sprintf("QPN 0x%06x, PSN 0x%06x, GID %v\n", uint32(r.Local.QPN), uint32(r.Local.PSN), r.Local.Address))
+			require.Contains(t, b.stdout.String(),
+				fmt.Sprintf("QPN 0x%06x, PSN 0x%06x, GID %v\n", uint32(r.Local.QPN), uint32(r.Local.PSN), r.Local.Address))
 		})
 	}
 	requireFree(t, &p.A)
@@ -146,8 +147,8 @@ func TestPingpongTerms(t *testing.T) {
 	require.NoError(t, there.differ(&here))
 }
 
-// TestPingpongStranger: what is no client of a server is told so and does not end it, and neither is what is no server a
-// client's undoing.
+// TestPingpongStranger: what is no client of a server is told so and does not end it, and neither is what is no
+// server a client's undoing.
 func TestPingpongStranger(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	server, port := startServer(t, p, "-p", "0", "-n", "7")
@@ -200,7 +201,8 @@ func TestPingpongStranger(t *testing.T) {
 	_, port, _ = net.SplitHostPort(listener.Addr().String())
 	client = newProgram("pingpong", "10.9.0.2", "-p", port)
 	require.Equal(t, statusFailed, client.run(t, p.A.Namespace))
-	require.Contains(t, client.stderr.String(), "xroce: 10.9.0.2:"+port+`: not an xroce pingpong server: it sent "SSH-2.0-x\r\n"`)
+	require.Contains(t, client.stderr.String(),
+		"xroce: 10.9.0.2:"+port+`: not an xroce pingpong server: it sent "SSH-2.0-x\r\n"`)
 }
 
 func TestPingpongPeerDies(t *testing.T) {
@@ -214,6 +216,7 @@ func TestPingpongPeerDies(t *testing.T) {
 			a, b := startPingpong(t, p, "10.9.0.2", flags, flags)
 			awaitText(t, b, "remote address")
 			awaitText(t, a, "remote address")
+			time.Sleep(50 * time.Millisecond) // messages have gone both ways
 			dies, lives := a, b
 			if victim == "server" {
 				dies, lives = b, a
@@ -221,6 +224,7 @@ func TestPingpongPeerDies(t *testing.T) {
 			require.NoError(t, dies.command.Process.Kill())
 			require.Equal(t, statusFailed, lives.status(t, 3*time.Second))
 			require.Contains(t, lives.stderr.String(), "the other end is gone")
+			require.Regexp(t, `(?m)^[1-9]\d* iters in `, lives.stdout.String(), "what was measured until then")
 			require.Equal(t, 1, strings.Count(lives.stderr.String(), "xroce: "), lives.stderr.String())
 			requireFree(t, &p.A)
 			requireFree(t, &p.B)
@@ -231,7 +235,8 @@ func TestPingpongPeerDies(t *testing.T) {
 // awaitText waits until the program has printed a text.
 func awaitText(t *testing.T, p *program, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(p.stdout.String(), text) }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(p.stdout.String(), text) }, 10*time.Second,
+		5*time.Millisecond)
 }
 
 func TestPingpongInterrupted(t *testing.T) {
@@ -304,7 +309,8 @@ func TestPingpongWithoutLoopback(t *testing.T) {
 		server := newProgram("pingpong", "-n", "10", "-p", "0")
 		server.begin(t, p.B.Namespace)
 		waiting := regexp.MustCompile(`^waiting for the other end at \S+:(\d+), with veth0\n`)
-		require.Eventually(t, func() bool { return waiting.MatchString(server.stderr.String()) }, 10*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return waiting.MatchString(server.stderr.String()) }, 10*time.Second,
+			5*time.Millisecond)
 		port := waiting.FindStringSubmatch(server.stderr.String())[1]
 		client := newProgram("pingpong", host, "-p", port, "-n", "10")
 		require.Equal(t, 0, client.run(t, p.A.Namespace), &client.stderr)

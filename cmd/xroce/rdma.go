@@ -22,9 +22,9 @@ type rdma struct {
 	options verbs.ConnectOptions
 }
 
-// openRDMA opens a device. It checks at once that the device carries the path MTU, which connecting would find only when
-// the peer is there; 0 means the largest that it carries. namespace is a path, empty for that of the
-// process. capacity is that of both directions of the queue pair, in requests.
+// openRDMA opens a device. It checks at once that the device carries the path MTU, which connecting would find only
+// when the peer is there; 0 means the largest that it carries. namespace is a path, empty for that of the process.
+// capacity is that of both directions of the queue pair, in requests.
 func openRDMA(
 	ctx context.Context, name, namespace string, mode verbs.XDPMode, pathMTU verbs.MTU, capacity int,
 ) (*rdma, error) {

@@ -81,7 +81,7 @@ type latencyReport struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
 	P99  float64 `json:"p99"`
-	P999 float64 `json:"p99.9"`
+	P999 float64 `json:"p999"`
 	Max  float64 `json:"max"`
 }
 
@@ -159,10 +159,13 @@ func (r *report) print(out io.Writer) error {
 	}
 	line("SEND/RECV", "p50 %.1f us, p99 %.1f us one way (half of the round trip), %d round trips of %d bytes%s, both ends polling",
 		l.P50, l.P99, r.PingPong.Iterations, r.PingPong.Bytes, cut)
-	line("retransmitted", "%d packets by the active process, %d by the passive one", r.Active.Retransmissions, r.Passive.Retransmissions)
+	line("retransmitted", "%d packets by the active process, %d by the passive one", r.Active.Retransmissions,
+		r.Passive.Retransmissions)
 	line("dropped", "%s by the active process, %s by the passive one", dropText(r.Active.Drops), dropText(r.Passive.Drops))
-	line("XDP took", "%d packets for the active process, %d for the passive one", r.Active.XDPPackets, r.Passive.XDPPackets)
-	line("kernel saw", "%d packets to UDP port %d at the active end, %d at the passive one", r.Active.KernelPackets, rocePort, r.Passive.KernelPackets)
+	line("XDP took", "%d packets for the active process, %d for the passive one", r.Active.XDPPackets,
+		r.Passive.XDPPackets)
+	line("kernel saw", "%d packets to UDP port %d at the active end, %d at the passive one", r.Active.KernelPackets,
+		rocePort, r.Passive.KernelPackets)
 	line("TCP", "%s, TCP at netdev MTU %d over an identical pair of devices without XDP", r.TCP.text(), d.NetdevMTU)
 	return w.Flush()
 }

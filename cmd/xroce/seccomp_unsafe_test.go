@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asFiltered names system calls that a seccomp filter refuses to the program: "bpf", "socket(AF_XDP)", and with which error number.
+// asFiltered names system calls that a seccomp filter refuses to the program: "bpf", "socket(AF_XDP)", and with which
+// error number.
 const asFiltered = "XROCE_TEST_FILTER"
 
 var filterErrors = map[string]unix.Errno{"EPERM": unix.EPERM, "ENOSYS": unix.ENOSYS, "EAFNOSUPPORT": unix.EAFNOSUPPORT}

@@ -95,9 +95,10 @@ type observation struct {
 // answerTime is how long a process may take to answer; one that is stopped never does.
 const answerTime = 3 * time.Second
 
-// look asks every process. One that has ended meanwhile is left out, and so is one that does not answer as it should, whose
-// failure is returned by the path of its socket. If none answers that is an error.
-func (c *statCommand) look(ctx context.Context, folder, network string) (list []observation, failures map[string]error, err error) {
+// look asks every process. One that has ended meanwhile is left out, and so is one that does not answer as it should,
+// whose failure is returned by the path of its socket. If none answers that is an error.
+func (c *statCommand) look(ctx context.Context, folder,
+	network string) (list []observation, failures map[string]error, err error) {
 	sockets, err := listSockets(folder)
 	if err != nil {
 		return nil, nil, err
@@ -119,7 +120,8 @@ func (c *statCommand) look(ctx context.Context, folder, network string) (list []
 			err = json.Unmarshal(o.document, &o.snapshot)
 		}
 		if err == nil && o.snapshot.Format != verbs.SnapshotFormat {
-			err = fmt.Errorf("%s tells format %d, this xroce (%s) knows %d", s.Path, o.snapshot.Format, version(), verbs.SnapshotFormat)
+			err = fmt.Errorf("%s tells format %d, this xroce (%s) knows %d", s.Path, o.snapshot.Format, version(),
+				verbs.SnapshotFormat)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -198,7 +200,8 @@ func total(counts map[string]uint64) (n uint64) {
 	return n
 }
 
-// printer returns the form of the output: JSON, a table that is rewritten on a terminal, a line for each device elsewhere.
+// printer returns the form of the output: JSON, a table that is rewritten on a terminal, a line for each device
+// elsewhere.
 func (c *statCommand) printer(out io.Writer) func([]statReport) error {
 	switch {
 	case c.JSON:
@@ -294,7 +297,8 @@ func table(list []statReport) string {
 				found = append(found, fmt.Sprintf("%s %d", name, n))
 			}
 		}
-		// Packets that were for this process, at a queue of the network device that it does not use, and queues where nobody counts them.
+		// Packets that were for this process, at a queue of the network device that it does not use, and queues where
+		// nobody counts them.
 		for _, name := range []string{noSocket, queuesAdded} {
 			if n := r.now.Steering[name]; n > 0 {
 				found = append(found, fmt.Sprintf("%s %d", name, n))

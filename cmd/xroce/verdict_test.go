@@ -45,13 +45,6 @@ func verdictOf(t *testing.T, n *netlab.Namespace, name string, change func(*exec
 // TestVerdictIsWhatOpenDoes: devices says "can serve" where a device can be opened, and otherwise what Open says.
 func TestVerdictIsWhatOpenDoes(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{Queues: 2})
-	filtered := func(what string) func(*exec.Cmd) {
-		return func(c *exec.Cmd) { c.Env = append(c.Env, asFiltered+"="+what) }
-	}
-	nested := func(c *exec.Cmd) {
-		root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
-		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
-	}
 	const profile = "(a container's profile has to allow it)"
 	for _, c := range []struct {
 		name   string
@@ -59,16 +52,16 @@ func TestVerdictIsWhatOpenDoes(t *testing.T) {
 		words  []string
 		never  []string
 	}{
-		{"bpf refused", filtered("bpf=EPERM"), []string{"load XDP program: ", "the seccomp filter of this process may refuse bpf(2) " + profile},
+		{"bpf refused", asFilteredBy("bpf=EPERM"), []string{"load XDP program: ", "the seccomp filter of this process may refuse bpf(2) " + profile},
 			[]string{"missing CAP"}},
-		{"bpf unknown", filtered("bpf=ENOSYS"), []string{"load XDP program: not supported: ", "seccomp filter of this process may refuse bpf(2)"}, []string{"or later has it", "lacks"}},
-		{"AF_XDP refused", filtered("socket=EPERM"), []string{"the seccomp filter of this process may refuse socket(AF_XDP) " + profile},
+		{"bpf unknown", asFilteredBy("bpf=ENOSYS"), []string{"load XDP program: not supported: ", "seccomp filter of this process may refuse bpf(2)"}, []string{"or later has it", "lacks"}},
+		{"AF_XDP refused", asFilteredBy("socket=EPERM"), []string{"the seccomp filter of this process may refuse socket(AF_XDP) " + profile},
 			[]string{"missing"}},
-		{"AF_XDP unknown", filtered("socket=EAFNOSUPPORT"), []string{"seccomp filter of this process may refuse socket(AF_XDP)"},
+		{"AF_XDP unknown", asFilteredBy("socket=EAFNOSUPPORT"), []string{"seccomp filter of this process may refuse socket(AF_XDP)"},
 			[]string{"or later has it", "lacks"}},
-		{"AF_XDP without system call", filtered("socket=ENOSYS"), []string{"seccomp filter of this process may refuse socket(AF_XDP)"},
+		{"AF_XDP without system call", asFilteredBy("socket=ENOSYS"), []string{"seccomp filter of this process may refuse socket(AF_XDP)"},
 			[]string{"or later has it", "lacks"}},
-		{"user namespace", nested, []string{"only in the user namespace of this process, and bpf(2) wants them in the initial one"},
+		{"user namespace", inUserNamespace, []string{"only in the user namespace of this process, and bpf(2) wants them in the initial one"},
 			[]string{"missing CAP", "security module"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -87,40 +80,9 @@ func TestVerdictIsWhatOpenDoes(t *testing.T) {
 			}
 		})
 	}
-	t.Run("features", func(t *testing.T) {
-		list := newProgram("features")
-		nested(list.command)
-		require.Equal(t, 0, list.run(t, p.A.Namespace), &list.stderr)
-		require.Contains(t, list.stdout.String(), "not in the user namespace that owns the network namespace, where socket(AF_XDP) wants them")
-		list = newProgram("features")
-		filtered("bpf=ENOSYS")(list.command)
-		require.Equal(t, statusEnvironment, list.run(t, p.A.Namespace))
-		require.NotContains(t, list.stderr.String(), "or later has it")
-	})
-	t.Run("queue taken", func(t *testing.T) {
-		var socket *xsk.Socket
-		require.NoError(t, p.A.Namespace.Do(func() (err error) {
-			socket, err = xsk.Open(xsk.Options{Interface: p.A.Index, Queue: 1})
-			return err
-		}))
-		defer func() { require.NoError(t, socket.Close()) }()
-		list := newProgram("devices")
-		require.Equal(t, 0, list.run(t, p.A.Namespace), &list.stderr)
-		require.Regexp(t, `veth0: cannot serve: .*queue 1 of .* is taken by another AF_XDP socket`, list.stdout.String())
-	})
-	t.Run("tap without carrier", func(t *testing.T) {
-		inside(t, &p.A, func(h *netlink.Handle, _ netlink.Link) {
-			tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap0"}, Mode: netlink.TUNTAP_MODE_TAP}
-			require.NoError(t, h.LinkAdd(tap))
-			address, err := netlink.ParseAddr("10.77.0.1/24")
-			require.NoError(t, err)
-			require.NoError(t, h.AddrAdd(tap, address))
-			require.NoError(t, h.LinkSetUp(tap))
-		})
-		e := verdictOf(t, p.A.Namespace, "tap0", func(*exec.Cmd) {})
-		require.Equal(t, "network device tap0 is up but has no carrier", e.Obstacle)
-		requireWrongUse(t, p.A.Namespace, []string{"pingpong", "-d", "tap0"}, e.Obstacle)
-	})
+	t.Run("features", func(t *testing.T) { featuresTell(t, p.A.Namespace) })
+	t.Run("queue taken", func(t *testing.T) { queueTaken(t, &p.A) })
+	t.Run("tap without carrier", func(t *testing.T) { tapWithoutCarrier(t, &p.A) })
 	t.Run("nothing in the way", func(t *testing.T) {
 		require.True(t, verdictOf(t, p.A.Namespace, "veth0", func(*exec.Cmd) {}).CanServe)
 		require.NoError(t, p.A.Namespace.Do(func() error {
@@ -132,4 +94,53 @@ func TestVerdictIsWhatOpenDoes(t *testing.T) {
 		}))
 	})
 	requireFree(t, &p.A)
+}
+
+// asFilteredBy runs a program under a seccomp filter.
+func asFilteredBy(what string) func(*exec.Cmd) {
+	return func(c *exec.Cmd) { c.Env = append(c.Env, asFiltered+"="+what) }
+}
+
+// inUserNamespace runs a program as root of a user namespace of its own.
+func inUserNamespace(c *exec.Cmd) {
+	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+}
+
+func featuresTell(t *testing.T, namespace *netlab.Namespace) {
+	list := newProgram("features")
+	inUserNamespace(list.command)
+	require.Equal(t, 0, list.run(t, namespace), &list.stderr)
+	require.Contains(t, list.stdout.String(),
+		"not in the user namespace that owns the network namespace, where socket(AF_XDP) wants them")
+	list = newProgram("features")
+	asFilteredBy("bpf=ENOSYS")(list.command)
+	require.Equal(t, statusEnvironment, list.run(t, namespace))
+	require.NotContains(t, list.stderr.String(), "or later has it")
+}
+
+func queueTaken(t *testing.T, at *netlab.End) {
+	var socket *xsk.Socket
+	require.NoError(t, at.Namespace.Do(func() (err error) {
+		socket, err = xsk.Open(xsk.Options{Interface: at.Index, Queue: 1})
+		return err
+	}))
+	defer func() { require.NoError(t, socket.Close()) }()
+	list := newProgram("devices")
+	require.Equal(t, 0, list.run(t, at.Namespace), &list.stderr)
+	require.Regexp(t, `veth0: cannot serve: .*queue 1 of .* is taken by another AF_XDP socket`, list.stdout.String())
+}
+
+func tapWithoutCarrier(t *testing.T, at *netlab.End) {
+	inside(t, at, func(h *netlink.Handle, _ netlink.Link) {
+		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap0"}, Mode: netlink.TUNTAP_MODE_TAP}
+		require.NoError(t, h.LinkAdd(tap))
+		address, err := netlink.ParseAddr("10.77.0.1/24")
+		require.NoError(t, err)
+		require.NoError(t, h.AddrAdd(tap, address))
+		require.NoError(t, h.LinkSetUp(tap))
+	})
+	e := verdictOf(t, at.Namespace, "tap0", func(*exec.Cmd) {})
+	require.Equal(t, "network device tap0 is up but has no carrier", e.Obstacle)
+	requireWrongUse(t, at.Namespace, []string{"pingpong", "-d", "tap0"}, e.Obstacle)
 }

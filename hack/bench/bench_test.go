@@ -54,7 +54,8 @@ func TestMain(m *testing.M) {
 func TestCase_F16(t *testing.T) {
 	folder := build(t)
 	var output, complaints bytes.Buffer
-	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "100ms", "--mtu", "1024,4096", "--json")
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "100ms", "--mtu", "1024,4096",
+		"--json")
 	command.Stdout, command.Stderr = &output, &complaints
 	require.NoError(t, command.Run(), "%s", &complaints)
 	var r report
@@ -114,7 +115,8 @@ func TestFailure(t *testing.T) {
 	const text = "#!/bin/sh\ncase \"$*\" in *'-payload 2048'*) echo broken >&2; exit 3;; esac\nexec \"${0%script}rawprobe\" \"$@\"\n"
 	require.NoError(t, os.WriteFile(script, []byte(text), 0o755))
 	var output, complaints bytes.Buffer
-	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "50ms", "--flows", "4", "--mtu", "1024,2048",
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "50ms", "--flows", "4", "--mtu",
+		"1024,2048",
 		"--mode", "generic", "--rawprobe", script)
 	command.Stdout, command.Stderr = &output, &complaints
 	require.EqualError(t, command.Run(), "exit status 1")
@@ -134,7 +136,8 @@ func TestBeside(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "other")
 	text := "#!/bin/sh\necho \"$*\" >>\"$0.calls\"\nexec " + filepath.Join(folder, "bench") + " \"$@\"\n"
 	require.NoError(t, os.WriteFile(script, []byte(text), 0o755))
-	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "2", "--duration", "50ms", "--mtu", "1024", "--mode", "generic",
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "2", "--duration", "50ms", "--mtu", "1024",
+		"--mode", "generic",
 		"--only", "64 B WRITE,ping-pong", "--beside", script, "--json")
 	output, err := command.Output()
 	require.NoError(t, err)
@@ -158,7 +161,8 @@ func TestBeside(t *testing.T) {
 // TestInterrupt: a signal ends it at once, with one line.
 func TestInterrupt(t *testing.T) {
 	folder := build(t)
-	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "1m", "--mtu", "1024", "--mode", "generic")
+	command := exec.Command(filepath.Join(folder, "bench"), "--pairs", "1", "--duration", "1m", "--mtu", "1024", "--mode",
+		"generic")
 	complaints, err := command.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, command.Start())
@@ -174,7 +178,8 @@ func TestInterrupt(t *testing.T) {
 	require.Less(t, time.Since(start), 30*time.Second, "a run takes a minute")
 }
 
-// TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC packet.
+// TestRawIsDelivered: what the probe says it has carried is what the kernel has seen arrive, at the length of an RC
+// packet.
 func TestRawIsDelivered(t *testing.T) {
 	folder := build(t)
 	for _, c := range []struct {
@@ -196,7 +201,8 @@ func TestRawIsDelivered(t *testing.T) {
 			}
 			return err
 		}))
-		// Repetitions and the kernel's own few (neighbour discovery) come on top; up to 0.1 % may be lost behind the count.
+		// Repetitions and the kernel's own few (neighbour discovery) come on top; up to 0.1 % may be lost behind the
+		// count.
 		require.GreaterOrEqual(t, seen.RxPackets, s.Frames)
 		require.GreaterOrEqual(t, seen.RxBytes, s.Frames*uint64(c.mtu+44))
 		if len(failures) == 0 {

@@ -29,7 +29,8 @@ type line struct {
 	Unit string    `json:"unit"` // Gbit/s of payload, or us of a round trip (the median of a run)
 	Runs []float64 `json:"runs"` // one per round
 	quartiles
-	// Megapackets are packets of a full payload per second, in millions: of the median, without the answers, and not of TCP.
+	// Megapackets are packets of a full payload per second, in millions: of the median, without the answers, and not
+	// of TCP.
 	Megapackets float64 `json:"megapacketsPerSecond,omitempty"`
 	// Ratios to other measurements, of the ratios within each round.
 	Ratios map[string]quartiles `json:"ratios,omitempty"`
@@ -91,8 +92,8 @@ func (c *runCommand) measureCell(ctx context.Context, mode string, mtu int) (res
 	return result, nil
 }
 
-// maximumSpread is the ratio of the upper to the lower quartile of the raw runs above which the machine was too busy with
-// something else.
+// maximumSpread is the ratio of the upper to the lower quartile of the raw runs above which the machine was too busy
+// with something else.
 const maximumSpread = 1.5
 
 // maximumShare of raw is 1, and something for chance.
@@ -125,10 +126,11 @@ func (c *cell) summarize(plan []string, runs map[string][]float64) {
 			l.Ratios[other] = quartilesOf(ratios(values, runs[other]))
 		}
 		if spread := l.Upper / l.Lower; (what == raw || what == rawPingPong) && spread > maximumSpread {
-			c.Void = append(c.Void, fmt.Sprintf("the quartiles of %s are %.2f apart, more than %.1f", what, spread, maximumSpread))
+			c.Void = append(c.Void,
+				fmt.Sprintf("the quartiles of %s are %.2f apart, more than %.1f", what, spread, maximumSpread))
 		}
-		// A ceiling that is lower than what is below it was not reached: it has one thread per end, and the verbs have others that
-		// take over when it is not let onto its CPU.
+		// A ceiling that is lower than what is below it was not reached: it has one thread per end, and the verbs
+		// have others that take over when it is not let onto its CPU.
 		if share := l.Ratios[raw].Median; isVerbs(what) && share > maximumShare {
 			c.Void = append(c.Void, fmt.Sprintf("%s is %.2f of raw, which should be more than it", what, share))
 		}

@@ -36,7 +36,8 @@ const (
 	inFlight     = 8       // messages
 	pingPongSize = 8
 
-	// Short messages are posted shortBatch at a time, the last of which asks for a completion, and shortBatches batches are in flight.
+	// Short messages are posted shortBatch at a time, the last of which asks for a completion, and shortBatches
+	// batches are in flight.
 	shortSize    = 64
 	shortBatch   = 32
 	shortBatches = 4

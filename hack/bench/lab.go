@@ -39,7 +39,8 @@ var measurements = []string{raw, rawWork, tcp, write, send, read, short, rawPing
 // beside marks a measurement by another build of this program (--beside).
 const beside = " beside"
 
-// plan is what a round consists of: what --only names, and behind each measurement by the verbs the same by the other build.
+// plan is what a round consists of: what --only names, and behind each measurement by the verbs the same by the other
+// build.
 func (c *runCommand) plan() (list []string) {
 	for _, what := range measurements {
 		if len(c.Only) > 0 && !slices.Contains(c.Only, what) {
@@ -74,8 +75,8 @@ type sample struct {
 
 func (s sample) value() float64 { return max(s.Gigabits, s.Microseconds) }
 
-// lab is two namespaces with three identical pairs of devices between them. Programs that are attached to a device change
-// what it does for everybody else on it (TSO, for one), so that nobody shares.
+// lab is two namespaces with three identical pairs of devices between them. Programs that are attached to a device
+// change what it does for everybody else on it (TSO, for one), so that nobody shares.
 type lab struct {
 	*runCommand
 	mode           string

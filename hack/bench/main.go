@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command bench measures RDMA over veth pairs against what AF_XDP itself carries there (hack/rawprobe) and against TCP. It
-// makes namespaces and devices of its own, and needs root.
+// Command bench measures RDMA over veth pairs against what AF_XDP itself carries there (hack/rawprobe) and against
+// TCP. It makes namespaces and devices of its own, and needs root.
 //
 // What is compared runs in turns: a round is one run of everything, each in two fresh processes, and ratios are taken
 // within a round. So whatever else changes on the machine during the minutes of a benchmark meets both sides.
@@ -45,7 +45,8 @@ type runCommand struct {
 
 func main() {
 	var c commandLine
-	parsed := kong.Parse(&c, kong.Name("bench"), kong.Description("RDMA, raw AF_XDP and TCP over veth pairs."), kong.UsageOnError())
+	parsed := kong.Parse(&c, kong.Name("bench"), kong.Description("RDMA, raw AF_XDP and TCP over veth pairs."),
+		kong.UsageOnError())
 	if err := parsed.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", strings.ReplaceAll(err.Error(), "\n", "; "))
 		os.Exit(1)

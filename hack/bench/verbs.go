@@ -16,8 +16,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// session is an open device with connected queue pairs, one for each flow, and a region of one message, which all messages
-// use. The messages take the queue pairs in turns.
+// session is an open device with connected queue pairs, one for each flow, and a region of one message, which all
+// messages use. The messages take the queue pairs in turns.
 type session struct {
 	*endCommand
 	peer   net.Conn
@@ -297,7 +297,8 @@ func (e *session) pingPong() (s sample, err error) {
 	return s, e.compare()
 }
 
-// serve is the passive end: it keeps receives posted, answers a ping-pong, and at the end gives the checksum of its memory.
+// serve is the passive end: it keeps receives posted, answers a ping-pong, and at the end gives the checksum of its
+// memory.
 func (e *session) serve() error {
 	var over atomic.Bool
 	ended := make(chan error, 1)

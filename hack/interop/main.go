@@ -1,14 +1,12 @@
 //go:build linux
 
-// Command interop takes xroce and Linux's rdma_rxe through a matrix of transfers and faults, in a virtual machine (internal/vm):
-// rdma_rxe at one end of a veth pair, xroce at the other.
+// Command interop takes xroce and Linux's rdma_rxe through a matrix of transfers and faults, in a virtual machine
+// (internal/vm): rdma_rxe at one end of a veth pair, xroce at the other.
 //
-// Life of a cell: the program on this machine makes a plan of cells and boots a machine with it (run). Within, the same program (guest)
-// sets up the devices and starts an end of each kind as processes (peer, peer.py) that obey one set of commands (protocol.go).
-// For each cell it has them make and connect queue pairs, fill their regions, post, wait and compare, while tcpdump
-// captures. The capture of a cell that fails is kept. Stock programs against xroce (stock.go, pingpong.go) and choices of xroce's options
-// (ladder.go) come behind, since they open the devices themselves. What came out goes back as results.json, and the
-// program on this machine prints it and makes docs/interop.md of it, and the section on kernels of docs/support.md.
+// The program on this machine makes a plan (package plan) and boots a machine with it (run.go). Within, the same
+// program runs the plan (package guest) and leaves a report (package report) with the captures of what failed
+// (package wire). The program on this machine prints it. "interop report" makes docs/interop.md of the reports of all
+// runs, and the section on kernels of docs/support.md.
 package main
 
 import (
@@ -18,16 +16,17 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/xroce/xroce/hack/interop/guest"
 	"github.com/xroce/xroce/internal/vm"
 )
 
 type commandLine struct {
-	Run    runCommand    `cmd:"" default:"withargs" help:"Run the matrix in a virtual machine (the default)."`
-	Report reportCommand `cmd:"" help:"Make docs/interop.md of the results that runs have left, of those kernels and devices alone."`
-	Guest  guestCommand  `cmd:"" hidden:"" help:"Within the machine."`
-	Peer   peerCommand   `cmd:"" hidden:"" help:"The end made of xroce."`
+	Run    runCommand        `cmd:"" default:"withargs" help:"Run the matrix in a virtual machine (the default)."`
+	Report reportCommand     `cmd:"" help:"Make docs/interop.md of the results that runs have left, of those kernels and devices alone."`
+	Guest  guest.Command     `cmd:"" hidden:"" help:"Within the machine."`
+	Peer   guest.PeerCommand `cmd:"" hidden:"" help:"The end made of xroce."`
 
-	PingPong pingPongCommand `cmd:"" hidden:"" help:"The end made of xroce for a ping-pong program of rdma-core."`
+	PingPong guest.PingPongCommand `cmd:"" hidden:"" help:"The end made of xroce for a ping-pong program of rdma-core."`
 }
 
 func main() {

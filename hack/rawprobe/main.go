@@ -1,15 +1,15 @@
 //go:build linux
 
-// Command rawprobe measures what AF_XDP itself carries between two network devices, as the ceiling for anything built on
-// it. It shares no code with the packages that are measured against it: system calls, and a redirect program of ten
-// instructions.
+// Command rawprobe measures what AF_XDP itself carries between two network devices, as the ceiling for anything built
+// on it. It shares no code with the packages that are measured against it: system calls, and a redirect program of
+// ten instructions.
 //
-// A run is two processes, each in the network namespace of its device, with the two ends of a stream socket as descriptor 3,
-// over which they say that they are ready and what they have counted. One is started with -role receive. The result
-// is a line of JSON from the other one.
+// A run is two processes, each in the network namespace of its device, with the two ends of a stream socket as
+// descriptor 3, over which they say that they are ready and what they have counted. One is started with -role
+// receive. The result is a line of JSON from the other one.
 //
-// The frames have the length of RoCEv2 packets of RC over IPv4 with as much payload, and an EtherType that no protocol has, so
-// that the kernel's stack does nothing with those that are not redirected.
+// The frames have the length of RoCEv2 packets of RC over IPv4 with as much payload, and an EtherType that no
+// protocol has, so that the kernel's stack does nothing with those that are not redirected.
 package main
 
 import (

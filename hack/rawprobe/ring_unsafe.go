@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is one of the four rings that are shared with the kernel (Documentation/networking/af_xdp.rst). Of the two indices
-// one is ours, and local runs ahead of it until it is published.
+// ring is one of the four rings that are shared with the kernel (Documentation/networking/af_xdp.rst). Of the two
+// indices one is ours, and local runs ahead of it until it is published.
 type ring[T any] struct {
 	producer, consumer *atomic.Uint32
 	entries            []T
@@ -55,7 +55,8 @@ func (r *ring[T]) take() T {
 func (r *ring[T]) release() { r.consumer.Store(r.local) }
 
 func registerMemory(fd int, memory []byte) error {
-	registration := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(&memory[0]))), Len: uint64(len(memory)), Size: chunkSize}
+	registration := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(&memory[0]))), Len: uint64(len(memory)),
+		Size: chunkSize}
 	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_UMEM_REG,
 		uintptr(unsafe.Pointer(&registration)), unsafe.Sizeof(registration), 0)
 	return errorOf(errno)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The sizes: with up to 2 descriptors per frame, a window of frames always finds fill entries at the other end, which is
-// when nothing is lost however long the receiver is away.
+// The sizes: with up to 2 descriptors per frame, a window of frames always finds fill entries at the other end, which
+// is when nothing is lost however long the receiver is away.
 const (
 	chunkSize      = 4096
 	receiveChunks  = 512
@@ -65,7 +65,8 @@ func openSocket(o options) (*socket, error) {
 
 func (s *socket) setUp(device int) (err error) {
 	const size = (receiveChunks + transmitChunks) * chunkSize
-	s.memory, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	s.memory, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("map UMEM: %w", err)
 	}
@@ -103,7 +104,8 @@ func (s *socket) setUp(device int) (err error) {
 	for chunk := range transmitChunks {
 		s.free = append(s.free, uint64((receiveChunks+chunk)*chunkSize))
 	}
-	address := &unix.SockaddrXDP{Flags: unix.XDP_COPY | unix.XDP_USE_NEED_WAKEUP | unix.XDP_USE_SG, Ifindex: uint32(device)}
+	address := &unix.SockaddrXDP{Flags: unix.XDP_COPY | unix.XDP_USE_NEED_WAKEUP | unix.XDP_USE_SG,
+		Ifindex: uint32(device)}
 	// The queue of a socket that was just closed takes a while to become free (net/xdp/xdp_umem.c, xdp_umem_release).
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		err := unix.Bind(s.fd, address)
@@ -133,8 +135,8 @@ func (s *socket) reap() {
 	}
 }
 
-// send queues a frame of a length in as many chunks as it needs, which fill writes; start is where a chunk is in the frame.
-// It returns false if there are not enough chunks.
+// send queues a frame of a length in as many chunks as it needs, which fill writes; start is where a chunk is in the
+// frame. It returns false if there are not enough chunks.
 func (s *socket) send(length int, fill func(chunk []byte, start int)) bool {
 	if len(s.free)*chunkSize < length+chunkSize {
 		return false
@@ -193,12 +195,12 @@ func (s *socket) poll(limit int, handle func(pieces []unix.XDPDesc)) (frames int
 	return frames
 }
 
-// emptyPolls is how often the ring is looked at before the process sleeps: some 20 us, less than what it takes to wake up on
-// another CPU.
+// emptyPolls is how often the ring is looked at before the process sleeps: some 20 us, less than what it takes to
+// wake up on another CPU.
 const emptyPolls = 2000
 
-// sleep waits for frames in poll(2), for at most 10 ms. On a CPU that others want, a process that sleeps is let in sooner than
-// one that has used up its share by spinning.
+// sleep waits for frames in poll(2), for at most 10 ms. On a CPU that others want, a process that sleeps is let in
+// sooner than one that has used up its share by spinning.
 func (s *socket) sleep() { _, _ = unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, 10) }
 
 func (s *socket) bytes(d unix.XDPDesc) []byte { return s.memory[d.Addr : d.Addr+uint64(d.Len)] }

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A frame: Ethernet header, sequence number (8 bytes), CRC-32 of the payload if there is work (4 bytes), nothing in particular
-// up to 58 bytes, payload. 58 is what an RC packet over IPv4 has beside its payload: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4.
-// A credit is such a frame without payload; its number is one more than the highest that has arrived.
+// A frame: Ethernet header, sequence number (8 bytes), CRC-32 of the payload if there is work (4 bytes), nothing in
+// particular up to 58 bytes, payload. 58 is what an RC packet over IPv4 has beside its payload: Ethernet 14, IPv4 20,
+// UDP 8, BTH 12, ICRC 4. A credit is such a frame without payload; its number is one more than the highest that has
+// arrived.
 const (
 	frameOverhead  = 58
 	atSequence     = 14
@@ -40,8 +41,8 @@ type count struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// stall is the time after which what is in flight is taken for lost: longer than a busy machine keeps the other end from
-// running, for the window would open again while its ring is full.
+// stall is the time after which what is in flight is taken for lost: longer than a busy machine keeps the other end
+// from running, for the window would open again while its ring is full.
 const stall = 500 * time.Millisecond
 
 // sendStream sends frames for the duration, a window of them at a time, until the credits of all have come.
@@ -107,7 +108,8 @@ func (p *probe) sendStream() (result, error) {
 	if err := p.peer.Decode(&got); err != nil {
 		return result{}, fmt.Errorf("the receiver is gone: %w", err)
 	}
-	r := result{Frames: sent, Lost: sent - got.Frames, Gigabits: float64(got.Frames) * float64(p.payload) * 8 / float64(took)}
+	r := result{Frames: sent, Lost: sent - got.Frames,
+		Gigabits: float64(got.Frames) * float64(p.payload) * 8 / float64(took)}
 	return r, got.judge(sent)
 }
 

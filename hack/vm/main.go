@@ -4,9 +4,9 @@
 //
 //	go run ./hack/vm run -k 6.12 -f bin/xroce script.sh ARGUMENTS
 //
-// The script finds the files in /host, and what it leaves in /results comes back with -o. The first run fetches some 250 MB of
-// packages and takes minutes, the next ones boot in seconds. The exit status is the script's; 2 is wrong use, too, 124 the time
-// limit, 125 a machine that could not be made or died.
+// The script finds the files in /host, and what it leaves in /results comes back with -o. The first run fetches some
+// 250 MB of packages and takes minutes, the next ones boot in seconds. The exit status is the script's; 2 is wrong
+// use, too, 124 the time limit, 125 a machine that could not be made or died.
 package main
 
 import (

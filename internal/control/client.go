@@ -17,8 +17,8 @@ import (
 	"github.com/xroce/xroce/internal/jsonline"
 )
 
-// List returns the sockets in a folder that somebody serves, and removes those of dead processes. A folder that does not
-// exist has none.
+// List returns the sockets in a folder that somebody serves, and removes those of dead processes. A folder that does
+// not exist has none.
 func List(folder string) ([]Socket, error) {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,8 +42,8 @@ func List(folder string) ([]Socket, error) {
 // startTime is more than a process needs from binding its socket to listening there.
 const startTime = time.Second
 
-// sweep removes the sockets of dead processes. A young one is left alone, whose process may be starting, also where its number is
-// one of another process ID namespace.
+// sweep removes the sockets of dead processes. A young one is left alone, whose process may be starting, also where
+// its number is one of another process ID namespace.
 func sweep(folder string) {
 	entries, _ := os.ReadDir(folder)
 	for _, e := range entries {
@@ -54,8 +54,8 @@ func sweep(folder string) {
 	}
 }
 
-// removeStale says whether nobody serves the socket at a path, and removes it then. Nobody listens there if a connection is
-// refused; but a process that is starting has bound its socket and does not listen yet, for an instant.
+// removeStale says whether nobody serves the socket at a path, and removes it then. Nobody listens there if a
+// connection is refused; but a process that is starting has bound its socket and does not listen yet, for an instant.
 func removeStale(path string) bool {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,8 +80,8 @@ func removeStale(path string) bool {
 	return true
 }
 
-// longestAnswer bounds what Get takes from whoever serves a socket: several times the snapshot of a device that has all its
-// 16,384 queue pairs, of some 3 KB each. It is a variable for tests.
+// longestAnswer bounds what Get takes from whoever serves a socket: several times the snapshot of a device that has
+// all its 16,384 queue pairs, of some 3 KB each. It is a variable for tests.
 var longestAnswer = 256 << 20
 
 // ErrGone says that the process behind a socket has ended, before it was asked or while it answered.

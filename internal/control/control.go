@@ -1,13 +1,13 @@
 // Package control is the door through which a process that serves a device is looked at from outside: a Unix socket per
 // process and device. It knows how to find, ask and answer, not what the answers are.
 //
-// Life of a request: whoever asks connects and sends one line of JSON, a Request; the server's handler writes its answer, and
-// the connection ends. An answer is one JSON document, or a stream that goes on for as long as both ends like: a client that has
-// enough of it shuts down its end for writing, and reads the rest.
+// Life of a request: whoever asks connects and sends one line of JSON, a Request; the server's handler writes its
+// answer, and the connection ends. An answer is one JSON document, or a stream that goes on for as long as both ends
+// like: a client that has enough of it shuts down its end for writing, and reads the rest.
 //
-// The files are named pid-device.sock and lie in one folder (Folder). Only their owner, and root, can connect: the mode
-// is 0600. A process that was killed leaves its file; whoever lists the folder removes it (List), and so does the next one that
-// serves there (Serve).
+// The files are named pid-device.sock and lie in one folder (Folder). Only their owner, and root, can connect: the
+// mode is 0600. A process that was killed leaves its file; whoever lists the folder removes it (List), and so does
+// the next one that serves there (Serve).
 package control
 
 import (
@@ -32,13 +32,14 @@ var ErrNoFolder = errors.New("no folder for control sockets: set " + Environment
 type Request struct {
 	Want    string          `json:"want"`
 	Options json.RawMessage `json:"options,omitempty"` // if what is wanted has some
-	// Stream says that the answer is one: the client may take as much time for reading as it likes, until it has shut down its end.
+	// Stream says that the answer is one: the client may take as much time for reading as it likes, until it has shut
+	// down its end.
 	Stream bool `json:"stream,omitempty"`
 }
 
 const (
-	// requestTime is how long a client may take to send its request, and answerTime how long it may take to read a piece of
-	// the answer.
+	// requestTime is how long a client may take to send its request, and answerTime how long it may take to read a
+	// piece of the answer.
 	requestTime = 5 * time.Second
 	answerTime  = 10 * time.Second
 	// lastTime is what is left for the end of an answer when the server is closed.
@@ -47,8 +48,8 @@ const (
 
 const extension = ".sock"
 
-// Folder returns the folder of the sockets: $XROCE_RUN or, without it, /run/xroce for root and $XDG_RUNTIME_DIR/xroce for
-// others. ErrNoFolder says that the latter is not set either.
+// Folder returns the folder of the sockets: $XROCE_RUN or, without it, /run/xroce for root and $XDG_RUNTIME_DIR/xroce
+// for others. ErrNoFolder says that the latter is not set either.
 func Folder() (string, error) {
 	if folder := os.Getenv(Environment); folder != "" {
 		return folder, nil

@@ -98,7 +98,8 @@ func TestRename(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestForeignSockets: what somebody else has put into the folder cannot take the memory of who asks, nor write to his terminal.
+// TestForeignSockets: what somebody else has put into the folder cannot take the memory of who asks, nor write to his
+// terminal.
 func TestForeignSockets(t *testing.T) {
 	defer func(n int) { longestAnswer = n }(longestAnswer)
 	longestAnswer = 1 << 20

@@ -15,9 +15,9 @@ import (
 	"github.com/xroce/xroce/internal/jsonline"
 )
 
-// Handler writes the answer to a request. The context ends when the server is closed, and when the client is gone or has
-// shut down its end; a write fails when the client is gone or does not read. After a close of the server there is a
-// moment for last words. An error is told to the client if nothing was written yet.
+// Handler writes the answer to a request. The context ends when the server is closed, and when the client is gone or
+// has shut down its end; a write fails when the client is gone or does not read. After a close of the server there is
+// a moment for last words. An error is told to the client if nothing was written yet.
 type Handler func(ctx context.Context, request Request, answer io.Writer) error
 
 // Server answers at one socket.
@@ -34,9 +34,9 @@ type Server struct {
 // serving is held by whoever makes, names or removes a socket of this process.
 var serving sync.Mutex
 
-// Serve makes the socket of this process for a device in a folder, which it makes too, and answers there until Close. The
-// handler is called from several goroutines at once. Devices of the same name, which a process may have from several network
-// namespaces, get sockets of their own. What dead processes have left in the folder is removed.
+// Serve makes the socket of this process for a device in a folder, which it makes too, and answers there until Close.
+// The handler is called from several goroutines at once. Devices of the same name, which a process may have from
+// several network namespaces, get sockets of their own. What dead processes have left in the folder is removed.
 func Serve(folder, device string, handler Handler) (*Server, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err

@@ -30,8 +30,8 @@ func read(channel io.Reader, into any, limit int) error {
 	return fmt.Errorf("message is longer than %d bytes", limit)
 }
 
-// Exchange sends a value and receives the peer's, both at once, in lines of at most limit bytes. A value that does not fit is not
-// sent. After an error the channel must be closed.
+// Exchange sends a value and receives the peer's, both at once, in lines of at most limit bytes. A value that does
+// not fit is not sent. After an error the channel must be closed.
 func Exchange(channel io.ReadWriter, local, remote any, limit int) error {
 	line, err := json.Marshal(local)
 	if err != nil {

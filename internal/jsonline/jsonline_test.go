@@ -38,7 +38,8 @@ func TestExchange(t *testing.T) {
 	require.Equal(t, []int{1, 2}, []int{fromA, fromB})
 }
 
-// TestExchangeLimit: a line of exactly the limit passes; what is longer is said by whoever has it, and by whoever gets it.
+// TestExchangeLimit: a line of exactly the limit passes; what is longer is said by whoever has it, and by whoever
+// gets it.
 func TestExchangeLimit(t *testing.T) {
 	const limit = 100_000
 	fits := strings.Repeat("x", limit-3) // two quotes and the end of the line
@@ -52,7 +53,8 @@ func TestExchangeLimit(t *testing.T) {
 	require.Equal(t, fits, fromB)
 
 	var sent bytes.Buffer
-	require.ErrorContains(t, Exchange(&sent, fits+"x", &fromB, limit), "own message of 100001 bytes is longer than 100000 bytes")
+	require.ErrorContains(t, Exchange(&sent, fits+"x", &fromB, limit),
+		"own message of 100001 bytes is longer than 100000 bytes")
 	require.Empty(t, sent.Bytes())
 	channel := struct {
 		io.Reader

@@ -21,8 +21,9 @@ type channelsRequest struct {
 	_    [16]byte
 }
 
-// SetChannels changes the numbers of queues in use, like ethtool -L. The device has at most as many as it was made with. A veth device
-// refuses to have fewer receive queues than its peer has transmit queues while an XDP program is attached to it.
+// SetChannels changes the numbers of queues in use, like ethtool -L. The device has at most as many as it was made
+// with. A veth device refuses to have fewer receive queues than its peer has transmit queues while an XDP program is
+// attached to it.
 func (e *End) SetChannels(receive, transmit int) error {
 	return e.Namespace.Do(func() error {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -21,8 +21,10 @@ func (b Block) SetInterface(i int) { binary.LittleEndian.PutUint32(b[8:], uint32
 // maximumBlock is far more than what a Writer makes of the longest frame.
 const maximumBlock = 1 << 20
 
-// leastBlock is what the kinds of blocks have at least that are looked into: their fixed part, type and lengths included.
-var leastBlock = map[uint32]int{SectionHeader: 28, InterfaceDescription: 20, InterfaceStatistics: 24, EnhancedPacket: 32}
+// leastBlock is what the kinds of blocks have at least that are looked into: their fixed part, type and lengths
+// included.
+var leastBlock = map[uint32]int{SectionHeader: 28, InterfaceDescription: 20, InterfaceStatistics: 24,
+	EnhancedPacket: 32}
 
 // Reader takes a capture apart that a Writer has made.
 type Reader struct {

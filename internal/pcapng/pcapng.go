@@ -1,8 +1,8 @@
 // Package pcapng writes Ethernet frames into a file that Wireshark and tshark read, with nanoseconds, directions and
 // comments, and takes such a file apart into its blocks.
 //
-// It knows of the format (draft-ietf-opsawg-pcapng) what that needs, in little-endian byte order. A library would do the
-// same, but the one that is there (gopacket) brings megabytes of dissectors into every program.
+// It knows of the format (draft-ietf-opsawg-pcapng) what that needs, in little-endian byte order. A library would do
+// the same, but the one that is there (gopacket) brings megabytes of dissectors into every program.
 package pcapng
 
 import (

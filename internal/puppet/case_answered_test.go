@@ -16,8 +16,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Requests that the peer answers with a response of their own: READ, atomics, FLUSH, atomic write. An acknowledgement does
-// not replace the response.
+// Requests that the peer answers with a response of their own: READ, atomics, FLUSH, atomic write. An acknowledgement
+// does not replace the response.
 
 // answered is one of these requests, of one packet and 8 bytes.
 type answered struct {
@@ -95,7 +95,8 @@ func (a answered) land(image []byte, id, word uint64) {
 
 const testWord = 0x1122334455667788
 
-// TestCase_A19: a NAK of an answered request counts in whichever form it comes; its word, or its lack of data, does not.
+// TestCase_A19: a NAK of an answered request counts in whichever form it comes; its word, or its lack of data, does
+// not.
 func TestCase_A19(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, form := range []roce.Opcode{roce.RCAcknowledge, roce.RCAtomicAcknowledge, roce.RCReadResponseOnly} {
@@ -132,7 +133,8 @@ func TestCase_A19(t *testing.T) {
 						wait += 640 * time.Microsecond
 					}
 					require.Equal(t, wait, again.At-refused)
-					support.Fault(t, "answer: "+syndrome.String(), support.Outcome{Requester: fmt.Sprintf("sends again %v later", wait-2*latency)})
+					support.Fault(t, "answer: "+syndrome.String(),
+						support.Outcome{Requester: fmt.Sprintf("sends again %v later", wait-2*latency)})
 					p.ExpectPacket(roce.RCSendOnly, 42)
 					end.ExpectNoCompletion()
 					require.True(t, bytes.Equal(image, end.MR.Bytes()))
@@ -181,13 +183,15 @@ func TestCase_B3_Answered(t *testing.T) {
 				p.Ack(42, 3)
 				end.ExpectSend(3, verbs.WCSuccess)
 				p.ExpectNothing(time.Minute)
-				support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", a.operation), support.Outcome{Requester: "asks again, at once"})
+				support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", a.operation),
+					support.Outcome{Requester: "asks again, at once"})
 			})
 		}
 	}
 }
 
-// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked again, at once.
+// TestCase_B3_LaterResponse: the response to a later request says the same. It is thrown away; the request is asked
+// again, at once.
 func TestCase_B3_LaterResponse(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, b := range allAnswered {
@@ -219,8 +223,8 @@ func TestCase_B3_LaterResponse(t *testing.T) {
 	}
 }
 
-// TestCase_B18_Answered: responses that are not for the request, come too late, or say something that has no meaning neither complete
-// a request nor touch memory.
+// TestCase_B18_Answered: responses that are not for the request, come too late, or say something that has no meaning
+// neither complete a request nor touch memory.
 func TestCase_B18_Answered(t *testing.T) {
 	for _, a := range allAnswered {
 		t.Run(a.operation.String(), func(t *testing.T) {
@@ -282,7 +286,8 @@ func TestCase_B18_WrongForm(t *testing.T) {
 				end.ExpectSend(3, verbs.WCWRFlushErr)
 				require.True(t, bytes.Equal(image, end.MR.Bytes()))
 				p.ExpectNothing(time.Minute)
-				support.Fault(t, fmt.Sprintf("READ response of another length or place, to %v", a.operation), support.Outcome{Requester: status})
+				support.Fault(t, fmt.Sprintf("READ response of another length or place, to %v", a.operation),
+					support.Outcome{Requester: status})
 			})
 		}
 	}

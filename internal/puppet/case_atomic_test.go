@@ -27,7 +27,8 @@ func storeWord(end *puppet.End, offset int, value uint64) {
 	binary.NativeEndian.PutUint64(end.Bytes(offset, 8), value)
 }
 
-// every says yes to each nth packet that fits, but not to the same one twice in a row: a resend may well be n packets, too.
+// every says yes to each nth packet that fits, but not to the same one twice in a row: a resend may well be n
+// packets, too.
 func every(n int, fits func(*puppet.Sent) bool) func(*puppet.Sent) bool {
 	seen, last := 0, roce.PSN(1<<24)
 	return func(s *puppet.Sent) bool {
@@ -120,7 +121,8 @@ func testB5(t *testing.T, step func(c *couple, i int) []verbs.SendWR) {
 	t.Run("both", func(t *testing.T) { atomics(t, 16, step, every(3, isResponse), every(7, isRequest)) })
 	t.Run("every fourth packet", func(t *testing.T) { atomics(t, 16, step, every(4, isAnything)) })
 	t.Run("one in flight", func(t *testing.T) { atomics(t, 1, step, every(3, isResponse)) })
-	support.Fault(t, "atomic or its response lost", support.Outcome{Responder: "executes it once", Requester: verbs.WCSuccess})
+	support.Fault(t, "atomic or its response lost",
+		support.Outcome{Responder: "executes it once", Requester: verbs.WCSuccess})
 }
 
 // TestCase_B5: a fetch-and-add whose response was lost is not executed again, but answered again.
@@ -191,8 +193,8 @@ func effects() map[verbs.WROpcode]func(t *testing.T, c *couple) (wr verbs.SendWR
 	return list
 }
 
-// TestCase_B2_Responses: the only response, or the only request packet, is lost. Nothing but the timeout reveals it, and the
-// second request is not executed again.
+// TestCase_B2_Responses: the only response, or the only request packet, is lost. Nothing but the timeout reveals it,
+// and the second request is not executed again.
 func TestCase_B2_Responses(t *testing.T) {
 	for operation, effect := range effects() {
 		for _, lost := range []string{"request", "response"} {
@@ -218,14 +220,15 @@ func TestCase_B2_Responses(t *testing.T) {
 				require.Equal(t, uint32(1), answers[0].AETH.MSN)
 				support.Opcode(t, packets[0].Opcode, support.Sent, support.Received)
 				support.Opcode(t, answers[0].Opcode, support.Sent, support.Received)
-				support.Fault(t, fmt.Sprintf("%v: only %s lost", operation, lost), support.Outcome{Requester: "sends again after the ACK timeout"})
+				support.Fault(t, fmt.Sprintf("%v: only %s lost", operation, lost),
+					support.Outcome{Requester: "sends again after the ACK timeout"})
 			})
 		}
 	}
 }
 
-// TestCase_B3_EveryOperation: the response between two WRITEs is lost. The acknowledgement behind it says so at once; all three
-// complete in order.
+// TestCase_B3_EveryOperation: the response between two WRITEs is lost. The acknowledgement behind it says so at once;
+// all three complete in order.
 func TestCase_B3_EveryOperation(t *testing.T) {
 	for operation, effect := range effects() {
 		if operation == verbs.WRSendWithInv {
@@ -245,13 +248,14 @@ func TestCase_B3_EveryOperation(t *testing.T) {
 			require.EqualValues(t, 1, opener.Counters(c.a.Device).Transport.ImpliedNAKs)
 			require.True(t, bytes.Equal(c.a.Bytes(1024, 8), c.b.Bytes(1024, 8)))
 			require.True(t, bytes.Equal(c.a.Bytes(2048, 8), c.b.Bytes(2048, 8)))
-			support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", operation), support.Outcome{Requester: "asks again, at once"})
+			support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", operation),
+				support.Outcome{Requester: "asks again, at once"})
 		})
 	}
 }
 
-// TestWordAlignment: an atomic needs an address that is a multiple of eight, and a word of memory that lies so. Where a region's
-// addresses lie otherwise than its memory, each is checked for itself.
+// TestWordAlignment: an atomic needs an address that is a multiple of eight, and a word of memory that lies so. Where
+// a region's addresses lie otherwise than its memory, each is checked for itself.
 func TestWordAlignment(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{CQE: 1024})

@@ -14,8 +14,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// The bits SE (solicited event), A (acknowledge request) and M (MigReq) of every packet that there is. Bit M, always 1, is looked at
-// by every puppet in every packet, and so is that no response has bit A.
+// The bits SE (solicited event), A (acknowledge request) and M (MigReq) of every packet that there is. Bit M, always
+// 1, is looked at by every puppet in every packet, and so is that no response has bit A.
 
 // wordAt is the word of an end's region at an offset.
 func wordAt(end *puppet.End, offset int) uint64 {
@@ -31,7 +31,8 @@ func TestCase_A3(t *testing.T) {
 		request.Wrong = wrong
 		p.Send(request)
 		require.True(t, p.ExpectAck(100+i, uint32(1+i)).BTH.MigReq())
-		end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRAtomicFetchAdd, 64, 8), end.Request(3, verbs.WRRDMARead, 64, 8))
+		end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRAtomicFetchAdd, 64, 8),
+			end.Request(3, verbs.WRRDMARead, 64, 8))
 		for range 3 {
 			require.True(t, p.Expect().BTH.MigReq())
 		}
@@ -49,8 +50,8 @@ func TestCase_A3(t *testing.T) {
 	support.Object(t, "QP", "bit M of packets", "1 in what is sent, either in what is received")
 }
 
-// TestBits looks at every packet of every operation: A is set on the last packet of a message and on requests that are answered,
-// SE on the last packet of a message that takes a receive, if it was asked for.
+// TestBits looks at every packet of every operation: A is set on the last packet of a message and on requests that
+// are answered, SE on the last packet of a message that takes a receive, if it was asked for.
 func TestBits(t *testing.T) {
 	messages := map[verbs.WROpcode]bool{ // whether it takes a receive
 		verbs.WRRDMAWrite: false, verbs.WRRDMAWriteWithImm: true, verbs.WRSend: true, verbs.WRSendWithImm: true, verbs.WRSendWithInv: true,

@@ -16,8 +16,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_F7_WhyDropped sends thousands of hostile packets, one at a time. Each is in the capture as it was sent, with the reason whose
-// counter it has moved, or without one if none has moved.
+// TestCase_F7_WhyDropped sends thousands of hostile packets, one at a time. Each is in the capture as it was sent,
+// with the reason whose counter it has moved, or without one if none has moved.
 func TestCase_F7_WhyDropped(t *testing.T) {
 	stage, end, p := sender(t)
 	var file bytes.Buffer
@@ -145,5 +145,6 @@ func TestCase_F7_Marks(t *testing.T) {
 		{false, roce.RCReadRequest, 100, "duplicate request"},
 		{true, roce.RCReadResponseOnly, 100, "response sent again"},
 	}, lines)
-	support.Object(t, "Device", "StartCapture", "packets of both directions as they are on the wire, marked if dropped or sent again")
+	support.Object(t, "Device", "StartCapture",
+		"packets of both directions as they are on the wire, marked if dropped or sent again")
 }

@@ -100,7 +100,8 @@ func TestCase_G5_DroppedOnce(t *testing.T) {
 		}
 		after, counters := status()
 		drops := total(counters) - total(countersBefore)
-		changed := !bytes.Equal(image, end.MR.Bytes()) || before.ExpectedPSN != after.ExpectedPSN || before.State != after.State
+		changed := !bytes.Equal(image, end.MR.Bytes()) || before.ExpectedPSN != after.ExpectedPSN ||
+			before.State != after.State
 		effect := changed || answers > 0
 		for reason, n := range moved(countersBefore.DropReasons(), counters.DropReasons()) {
 			seen[reason] += n
@@ -116,21 +117,7 @@ func TestCase_G5_DroppedOnce(t *testing.T) {
 		default:
 			require.EqualValues(t, 1, drops, "packet %d: %x\n%+v\n%+v", i, frame, before, after)
 		}
-		// And none is missing between the link and the queue pair.
-		c := counters.Transport
-		onTheWay := uint64(0)
-		for r := range roce.DropTransportMismatch {
-			onTheWay += c.Drops[r]
-		}
-		require.EqualValues(t, i+1, counters.Link.Received)
-		// The address of a packet is looked at before its QP is asked, too.
-		require.Equal(t, counters.Link.Received, onTheWay+c.ReceivedPackets)
-		admitted := uint64(0)
-		for _, n := range c.ReceivedOpcodes {
-			admitted += n
-		}
-		refused := c.Drops[roce.DropTransportMismatch] + c.Drops[roce.DropQPState] + c.Drops[roce.DropAddressMismatch] + c.Drops[roce.DropPKey]
-		require.Equal(t, c.ReceivedPackets, admitted+refused)
+		requireAllCounted(t, counters, i+1)
 		if after.State == "ERR" {
 			fatal++
 			if fatal%3 == 0 { // in the error state for a while, too
@@ -147,4 +134,24 @@ func TestCase_G5_DroppedOnce(t *testing.T) {
 	} {
 		require.NotZero(t, seen[reason], reason)
 	}
+}
+
+// requireAllCounted: no packet is missing between the link and the queue pair.
+func requireAllCounted(t *testing.T, counters *opener.EngineCounters, packets int) {
+	t.Helper()
+	c := counters.Transport
+	onTheWay := uint64(0)
+	for r := range roce.DropTransportMismatch {
+		onTheWay += c.Drops[r]
+	}
+	require.EqualValues(t, packets, counters.Link.Received)
+	// The address of a packet is looked at before its QP is asked, too.
+	require.Equal(t, counters.Link.Received, onTheWay+c.ReceivedPackets)
+	admitted := uint64(0)
+	for _, n := range c.ReceivedOpcodes {
+		admitted += n
+	}
+	refused := c.Drops[roce.DropTransportMismatch] + c.Drops[roce.DropQPState] + c.Drops[roce.DropAddressMismatch] +
+		c.Drops[roce.DropPKey]
+	require.Equal(t, c.ReceivedPackets, admitted+refused)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// End-to-end credits: how far a peer lets the requester go that says how many receives it has posted. Every end here has
-// sent one SEND, PSN 40, which is the message number 1.
+// End-to-end credits: how far a peer lets the requester go that says how many receives it has posted. Every end here
+// has sent one SEND, PSN 40, which is the message number 1.
 
 // grant acknowledges a PSN with a credit code.
 func grant(p *puppet.Puppet, psn roce.PSN, code uint8, msn uint32) {
@@ -57,8 +57,8 @@ var credits = []uint32{
 	12288, 16384, 24576, 32768,
 }
 
-// TestCreditCodes: messages up to the number MSN + credits + 1 may start. The MSN, a lie, brings the limit of each code to
-// message 5.
+// TestCreditCodes: messages up to the number MSN + credits + 1 may start. The MSN, a lie, brings the limit of each
+// code to message 5.
 func TestCreditCodes(t *testing.T) {
 	require.Len(t, credits, 31)
 	for code, n := range credits {
@@ -73,13 +73,14 @@ func TestCreditCodes(t *testing.T) {
 	support.Object(t, "Credits", "codes 0 to 30", "as many messages as IBTA's table has, and one to ask")
 }
 
-// TestCreditsOperations: what takes a receive waits, in order with everything behind it; what does not goes at once and moves
-// the limit along.
+// TestCreditsOperations: what takes a receive waits, in order with everything behind it; what does not goes at once
+// and moves the limit along.
 func TestCreditsOperations(t *testing.T) {
 	for _, operation := range []verbs.WROpcode{verbs.WRSend, verbs.WRSendWithImm, verbs.WRSendWithInv, verbs.WRRDMAWriteWithImm} {
 		t.Run(operation.String(), func(t *testing.T) {
 			stage, end, p := limited(t, 0, 1) // the limit is 1
-			end.Post(end.Request(2, operation, 0, 3000), end.Request(3, operation, 0, 4), end.Request(4, verbs.WRRDMAWrite, 0, 4))
+			end.Post(end.Request(2, operation, 0, 3000), end.Request(3, operation, 0, 4),
+				end.Request(4, verbs.WRRDMAWrite, 0, 4))
 			require.Equal(t, 3, started(t, stage, p, 41)) // message 2 is the one beyond the limit
 			grant(p, 43, 0, 2)
 			require.Equal(t, 2, started(t, stage, p, 44))
@@ -164,7 +165,8 @@ func TestCreditsInResponses(t *testing.T) {
 	}
 }
 
-// TestCreditsLate: an acknowledgement that acknowledges nothing new may raise the limit, if it is the latest one. Nothing lowers it.
+// TestCreditsLate: an acknowledgement that acknowledges nothing new may raise the limit, if it is the latest one.
+// Nothing lowers it.
 func TestCreditsLate(t *testing.T) {
 	stage, end, p := limited(t, 0, 1)
 	require.Equal(t, 1, postSends(t, stage, end, p, 40, 41)) // message 2
@@ -201,8 +203,8 @@ func TestCreditsNeverLower(t *testing.T) {
 	support.Object(t, "Credits", "a smaller grant that comes later", "lowers nothing")
 }
 
-// TestCreditsProbe: the message beyond the limit finds out whether there is a receive by now. If not, it is refused, and sent
-// again as ever; what is behind it waits.
+// TestCreditsProbe: the message beyond the limit finds out whether there is a receive by now. If not, it is refused,
+// and sent again as ever; what is behind it waits.
 func TestCreditsProbe(t *testing.T) {
 	_, end, p := limited(t, 0, 1)
 	end.Post(end.Request(2, verbs.WRSend, 0, 4), end.Request(3, verbs.WRSend, 0, 4))
@@ -216,7 +218,8 @@ func TestCreditsProbe(t *testing.T) {
 	grant(p, 41, 0, 2)
 	end.ExpectSend(2, verbs.WCSuccess)
 	p.ExpectPacket(roce.RCSendOnly, 42)
-	support.Fault(t, "no receive is posted, says a peer with credits", support.Outcome{Requester: "sends one message to ask, and what is behind it waits"})
+	support.Fault(t, "no receive is posted, says a peer with credits",
+		support.Outcome{Requester: "sends one message to ask, and what is behind it waits"})
 }
 
 // TestCreditsReset: the limit of a connection is not that of the next one.

@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Many queue pairs with one peer share what may be in flight towards it. Those here send messages of 16 packets to a puppet whose
-// device has, as theirs, 1024 receive buffers, of which 384 may be filled.
+// Many queue pairs with one peer share what may be in flight towards it. Those here send messages of 16 packets to a
+// puppet whose device has, as theirs, 1024 receive buffers, of which 384 may be filled.
 
 const (
 	crowdRoom    = 384
@@ -24,7 +24,8 @@ const (
 )
 
 // newCrowd connects queue pairs of an end with a puppet. The first PSN of the one at index i is crowdPSN(i).
-func newCrowd(t *testing.T, count int, o puppet.EndOptions, adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
+func newCrowd(t *testing.T, count int, o puppet.EndOptions,
+	adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
 	t.Helper()
 	stage := puppet.NewStage(t, mem.Options{})
 	o.CQE = 4 * count
@@ -61,8 +62,8 @@ func arrived(stage *puppet.Stage, p *puppet.Puppet, d time.Duration) (got []pupp
 	return got
 }
 
-// TestCrowdInFlight: however many queue pairs send, no more is in flight than fits, and those whose turn it was have sent a whole
-// turn. After that nothing leaves until something is acknowledged, and then exactly as much.
+// TestCrowdInFlight: however many queue pairs send, no more is in flight than fits, and those whose turn it was have
+// sent a whole turn. After that nothing leaves until something is acknowledged, and then exactly as much.
 func TestCrowdInFlight(t *testing.T) {
 	const count = 100
 	stage, end, p, qps := newCrowd(t, count, puppet.EndOptions{})
@@ -79,11 +80,12 @@ func TestCrowdInFlight(t *testing.T) {
 	// The last one that was connected is the one whose packets the puppet can acknowledge.
 	require.NotContains(t, sent, count-1)
 	require.Empty(t, arrived(stage, p, 4*time.Millisecond))
-	support.Object(t, "Device", "frames in flight of all QPs towards one peer", "at most 3/8 of the receive buffers of a queue")
+	support.Object(t, "Device", "frames in flight of all QPs towards one peer",
+		"at most 3/8 of the receive buffers of a queue")
 }
 
-// TestCrowdAsks: what is in flight asks for acknowledgements before those who wait can be kept from going on by it. Messages are
-// so long that no queue pair comes to the end of one.
+// TestCrowdAsks: what is in flight asks for acknowledgements before those who wait can be kept from going on by it.
+// Messages are so long that no queue pair comes to the end of one.
 func TestCrowdAsks(t *testing.T) {
 	const count = 100
 	for _, window := range []int{20, 24, 64} {
@@ -103,8 +105,8 @@ func TestCrowdAsks(t *testing.T) {
 	}
 }
 
-// TestCrowdOfTheDead: queue pairs whose peers are gone do not hold up another one with the same device for longer than a generation
-// or two, whatever their ACK timeout is.
+// TestCrowdOfTheDead: queue pairs whose peers are gone do not hold up another one with the same device for longer
+// than a generation or two, whatever their ACK timeout is.
 func TestCrowdOfTheDead(t *testing.T) {
 	for _, timeout := range []uint8{0, 14, 31} {
 		stage, end, p, qps := newCrowd(t, 100, puppet.EndOptions{}, func(a *verbs.QPAttr) { a.Timeout = timeout })
@@ -133,8 +135,8 @@ func TestCrowdOfTheDead(t *testing.T) {
 	}
 }
 
-// TestCrowdGone: a peer that is gone is noticed by all of its queue pairs, those that wait for their turn among them, not much later than by
-// one alone.
+// TestCrowdGone: a peer that is gone is noticed by all of its queue pairs, those that wait for their turn among them,
+// not much later than by one alone.
 func TestCrowdGone(t *testing.T) {
 	const count = 500
 	stage, end, _, qps := newCrowd(t, count, puppet.EndOptions{})

@@ -61,8 +61,8 @@ func requireDrained(t *testing.T, end *puppet.End) {
 	require.False(t, attr.SQDraining)
 }
 
-// TestDrainMessage: a message whose first packet is out is sent to its end, though the window cuts it; the SEND behind it, which
-// was posted before, waits for RTS like the one that is posted in SQD.
+// TestDrainMessage: a message whose first packet is out is sent to its end, though the window cuts it; the SEND
+// behind it, which was posted before, waits for RTS like the one that is posted in SQD.
 func TestDrainMessage(t *testing.T) {
 	for _, operation := range []verbs.WROpcode{verbs.WRRDMAWrite, verbs.WRSend} {
 		t.Run(operation.String(), func(t *testing.T) {
@@ -119,7 +119,8 @@ func TestDrainRead(t *testing.T) {
 	p.ExpectNothing(time.Minute)
 	require.NoError(t, to(end, verbs.StateRTS))
 	p.ExpectPacket(roce.RCSendOnly, 50)
-	support.Object(t, "QP", "SQD in the middle of a READ of several requests", "asked for to its end, nothing behind it begins")
+	support.Object(t, "QP", "SQD in the middle of a READ of several requests",
+		"asked for to its end, nothing behind it begins")
 }
 
 // TestDrainResend: losses and refusals are dealt with in SQD as ever; only what was begun is sent again.
@@ -191,8 +192,8 @@ func TestDrainFailure(t *testing.T) {
 	support.Object(t, "QP", "failure while it drains", verbs.StateError)
 }
 
-// TestDrainQueues: an idle queue pair has drained at once. Nothing that is posted then begins before RTS, neither a local
-// operation nor a request that will fail; the peer is served all the time.
+// TestDrainQueues: an idle queue pair has drained at once. Nothing that is posted then begins before RTS, neither a
+// local operation nor a request that will fail; the peer is served all the time.
 func TestDrainQueues(t *testing.T) {
 	faulty := func(end *puppet.End, id uint64) verbs.SendWR {
 		wr := end.Request(id, verbs.WRSend, 0, 4)
@@ -289,7 +290,8 @@ func TestDrainAgain(t *testing.T) {
 	}
 }
 
-// TestDrainLimitToZero: the request that waited its turn when the queue pair went to SQD finds that there is none any more.
+// TestDrainLimitToZero: the request that waited its turn when the queue pair went to SQD finds that there is none any
+// more.
 func TestDrainLimitToZero(t *testing.T) {
 	for _, a := range allAnswered {
 		_, end, p := sender(t, func(at *verbs.QPAttr) { at.MaxRDAtomic = 1 })

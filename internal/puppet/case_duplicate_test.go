@@ -14,7 +14,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Duplicates of requests that have a response of their own. Those of SEND, WRITE and READ are in case_responder_test.go.
+// Duplicates of requests that have a response of their own. Those of SEND, WRITE and READ are in
+// case_responder_test.go.
 
 // fetchAdd makes an atomic on the word at offset word.
 func fetchAdd(end *puppet.End, psn roce.PSN, add uint64) puppet.Packet {
@@ -169,8 +170,8 @@ func TestDuplicatesBeyondTheRing(t *testing.T) {
 	support.Fault(t, "duplicate of what is older than MAX_DEST_RD_ATOMIC requests", support.Outcome{Wire: "nothing"})
 }
 
-// TestDuplicateAtomicsInsideAMessage: a message that has half arrived is left alone, and the key of the atomic is not needed any
-// more.
+// TestDuplicateAtomicsInsideAMessage: a message that has half arrived is left alone, and the key of the atomic is not
+// needed any more.
 func TestDuplicateAtomicsInsideAMessage(t *testing.T) {
 	for _, opcodes := range [][]roce.Opcode{
 		{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast}, {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImmediate},
@@ -279,8 +280,8 @@ func TestDuplicatesAndNAKs(t *testing.T) {
 	support.Fault(t, "duplicate while a NAK is outstanding", support.Outcome{Wire: "its answer"})
 }
 
-// TestDuplicateBehindANAK: a duplicate that comes before the NAK has left does not take its place. The NAK is sent once, so
-// otherwise only a timeout would tell.
+// TestDuplicateBehindANAK: a duplicate that comes before the NAK has left does not take its place. The NAK is sent
+// once, so otherwise only a timeout would tell.
 func TestDuplicateBehindANAK(t *testing.T) {
 	_, end, p := sender(t)
 	p.Send(write(end, 100))
@@ -298,8 +299,8 @@ func TestDuplicateBehindANAK(t *testing.T) {
 	p.ExpectNothing(time.Second)
 }
 
-// TestDuplicatesInsideAWrite: duplicates, also those with an address, a key and a length of their own, leave a WRITE that has
-// half arrived alone.
+// TestDuplicatesInsideAWrite: duplicates, also those with an address, a key and a length of their own, leave a WRITE
+// that has half arrived alone.
 func TestDuplicatesInsideAWrite(t *testing.T) {
 	_, end, p := sender(t)
 	storeWord(end, word, 0)
@@ -337,8 +338,8 @@ func TestDuplicatesInsideAWrite(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{3}, 952), end.Bytes(16384+2048, 952))
 }
 
-// TestOrderOfEveryAnswer: responses and acknowledgements leave in the order of the requests; an acknowledgement with a response
-// behind it is left out, which says the same.
+// TestOrderOfEveryAnswer: responses and acknowledgements leave in the order of the requests; an acknowledgement with
+// a response behind it is left out, which says the same.
 func TestOrderOfEveryAnswer(t *testing.T) {
 	_, end, p := sender(t, func(a *verbs.QPAttr) { a.MaxDestRDAtomic = 16 })
 	storeWord(end, word, 0)
@@ -369,8 +370,9 @@ func TestOrderOfEveryAnswer(t *testing.T) {
 	support.Object(t, "QP", "answers to requests of all kinds", "in the order of the requests")
 }
 
-// TestReplayAndSendWithInvalidate: a peer that was too impatient sends a READ again, gets the response to the first one and
-// takes the key back. When both come at once the key has gone before the response is made again, which nobody waits for.
+// TestReplayAndSendWithInvalidate: a peer that was too impatient sends a READ again, gets the response to the first
+// one and takes the key back. When both come at once the key has gone before the response is made again, which nobody
+// waits for.
 func TestReplayAndSendWithInvalidate(t *testing.T) {
 	_, end, p := sender(t)
 	mr := fastRegion(end, 64)

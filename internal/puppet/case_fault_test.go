@@ -3,6 +3,7 @@ package puppet_test
 import (
 	"bytes"
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,8 +51,8 @@ func (c *couple) change(opcode roce.Opcode, edit func(bth []byte)) {
 	from := opener.Driver(c.a.Device).Link().HardwareAddr()
 	c.wire.Change = func(frame []byte, p *roce.Packet) {
 		if p.SourceMAC == from && p.Opcode == opcode {
-			edit(frame[14+20+8:])
-			copy(frame[len(frame)-4:], icrc(frame, 0))
+			edit(frame[bthAt:])
+			copy(frame[len(frame)-roce.ICRCLength:], icrc(frame, 0))
 		}
 	}
 }
@@ -121,7 +122,7 @@ func oddAddress(opcode roce.Opcode) func(*couple, *verbs.SendWR) {
 		c.b.Require(err)
 		c.b.Cleanup(mr.Dereg)
 		wr.RemoteAddr, wr.RKey = 1<<40, mr.RKey()
-		c.change(opcode, func(bth []byte) { bth[12+7] |= 1 })
+		c.change(opcode, func(bth []byte) { bth[addressLow] |= 1 })
 	}
 }
 
@@ -155,10 +156,29 @@ var rightOf = map[verbs.WROpcode]verbs.AccessFlags{
 	verbs.WRFlush: verbs.AccessFlushGlobal,
 }
 
+// bth are the bytes of a packet from its BTH on.
+type bth = []byte
+
+// faults are all rows of the table.
 func faults() []fault {
-	type bth = []byte
-	addVA := func(n byte) func(bth) { return func(b bth) { b[12+7] += n } }
-	rows := []fault{
+	return slices.Concat(
+		sequenceFaults(), lengthFaults(), alignmentFaults(), flushFaults(), memoryFaults(), silentFaults(), rightFaults(), grantFaults(),
+	)
+}
+
+// invalidRequest is a fault that the responder answers with NAK "invalid request".
+func invalidRequest(name string, post func(*couple) []verbs.SendWR) fault {
+	return fault{name: name, answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr, post: post}
+}
+
+// refusedAccess is a fault that the responder answers with NAK "remote access error".
+func refusedAccess(name string, post func(*couple) []verbs.SendWR) fault {
+	return fault{name: name, answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr, post: post}
+}
+
+// sequenceFaults are requests that come out of sequence, or to a responder without a receive.
+func sequenceFaults() []fault {
+	return []fault{
 		{name: "PSN after the expected, once", good: true, answer: roce.SyndromeAckNoCredits, psn: 41, sent: success,
 			post: func(c *couple) []verbs.SendWR {
 				c.wire.Drop = puppet.Once(puppet.Is(roce.RCWriteOnly, 40))
@@ -177,55 +197,61 @@ func faults() []fault {
 		{name: "opcode out of sequence in a SEND", answer: invalid, psn: 41, recv: verbs.WCRemInvReqErr, sent: verbs.WCRemInvReqErr,
 			post: func(c *couple) []verbs.SendWR {
 				c.b.PostRecv(1, 4096, 2048)
-				c.change(roce.RCSendLast, func(b bth) { b[0] = byte(roce.RCWriteLast) })
+				c.change(roce.RCSendLast, func(b bth) { b[opcodeByte] = byte(roce.RCWriteLast) })
 				return []verbs.SendWR{c.request(1, verbs.WRSend, 0, 2048)}
 			}, bare: true, placed: 4096, bytes: 1024},
 		{name: "opcode out of sequence in a WRITE", answer: invalid, psn: 41, recv: flushed, sent: verbs.WCRemInvReqErr,
 			post: func(c *couple) []verbs.SendWR {
-				c.change(roce.RCWriteLast, func(b bth) { b[0] = byte(roce.RCSendLast) })
+				c.change(roce.RCWriteLast, func(b bth) { b[opcodeByte] = byte(roce.RCSendLast) })
 				return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, 0, 2048)}
 			}, bytes: 1024},
-		{name: "opcode out of sequence, no message", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRSend, roce.RCSendOnly, func(b bth) { b[0] = byte(roce.RCSendLast) })},
-		{name: "DMALen above 2^31", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRRDMARead, roce.RCReadRequest, func(b bth) { b[12+12], b[12+15] = 0x80, 1 })},
-		{name: "longer than the DMALen", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[12+15]-- })},
+		invalidRequest("opcode out of sequence, no message",
+			edited(verbs.WRSend, roce.RCSendOnly, func(b bth) { b[opcodeByte] = byte(roce.RCSendLast) })),
+	}
+}
+
+// lengthFaults are requests whose lengths do not fit.
+func lengthFaults() []fault {
+	return []fault{
+		invalidRequest("DMALen above 2^31",
+			edited(verbs.WRRDMARead, roce.RCReadRequest, func(b bth) { b[dmaLenHigh], b[dmaLenLow] = 0x80, 1 })),
+		invalidRequest("longer than the DMALen", edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[dmaLenLow]-- })),
 		{name: "longer than the DMALen, with immediate", answer: invalid, psn: 40, recv: verbs.WCRemInvReqErr, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRRDMAWriteWithImm, roce.RCWriteOnlyImmediate, func(b bth) { b[12+15]-- })},
-		{name: "pad in place of data", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[1] |= 1 << 4 })},
+			post: edited(verbs.WRRDMAWriteWithImm, roce.RCWriteOnlyImmediate, func(b bth) { b[dmaLenLow]-- })},
+		invalidRequest("pad in place of data", edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[flagsByte] |= padCountOne })),
 		{name: "another path MTU", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
 			own:  func(a *verbs.QPAttr) { a.PathMTU = verbs.MTU512 },
 			post: func(c *couple) []verbs.SendWR { return []verbs.SendWR{c.request(1, verbs.WRRDMAWrite, 0, 2048)} }},
 		{name: "SEND longer than the receive", answer: invalid, psn: 40, recv: verbs.WCLocLenErr, sent: verbs.WCRemInvReqErr,
 			post: func(c *couple) []verbs.SendWR { return []verbs.SendWR{c.request(1, verbs.WRSend, 0, 65)} }},
-		{name: "fetch-and-add not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRAtomicFetchAdd, roce.RCFetchAdd, addVA(4))},
-		{name: "compare-and-swap not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRAtomicCmpAndSwp, roce.RCCompareSwap, addVA(1))},
-		{name: "atomic write not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, addVA(4))},
-		{name: "atomic where the memory is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: only(verbs.WRAtomicFetchAdd, on(puppet.AllAccess, 1))},
-		{name: "atomic write where the memory is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: only(verbs.WRAtomicWrite, on(puppet.AllAccess, 1))},
-		{name: "atomic where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: only(verbs.WRAtomicFetchAdd, oddAddress(roce.RCFetchAdd))},
-		{name: "atomic write where only the address is not aligned", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: only(verbs.WRAtomicWrite, oddAddress(roce.RCAtomicWrite))},
-		{name: "atomic write, DMALen 4", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[12+15] = 4 })},
-		{name: "atomic write, pad", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[1] |= 1 << 4; b[12+15] = 7 })},
-		{name: "FLUSH of no placement", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] = 0 })},
-		{name: "FLUSH to placement 4", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] |= 4 })},
-		{name: "FLUSH of selectivity 2", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[12+3] |= 2 << 4 })},
-		{name: "FLUSH to persistence, no QP right", answer: invalid, psn: 40, recv: flushed, sent: verbs.WCRemInvReqErr,
-			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Placement = verbs.FlushPlacementPersistent })},
+	}
+}
+
+// alignmentFaults are operations on a word that is not aligned or has another length.
+func alignmentFaults() []fault {
+	addVA := func(n byte) func(bth) { return func(b bth) { b[addressLow] += n } }
+	return []fault{
+		invalidRequest("fetch-and-add not aligned", edited(verbs.WRAtomicFetchAdd, roce.RCFetchAdd, addVA(4))),
+		invalidRequest("compare-and-swap not aligned", edited(verbs.WRAtomicCmpAndSwp, roce.RCCompareSwap, addVA(1))),
+		invalidRequest("atomic write not aligned", edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, addVA(4))),
+		invalidRequest("atomic where the memory is not aligned", only(verbs.WRAtomicFetchAdd, on(puppet.AllAccess, 1))),
+		invalidRequest("atomic write where the memory is not aligned", only(verbs.WRAtomicWrite, on(puppet.AllAccess, 1))),
+		invalidRequest("atomic where only the address is not aligned", only(verbs.WRAtomicFetchAdd, oddAddress(roce.RCFetchAdd))),
+		invalidRequest("atomic write where only the address is not aligned", only(verbs.WRAtomicWrite, oddAddress(roce.RCAtomicWrite))),
+		invalidRequest("atomic write, DMALen 4", edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[dmaLenLow] = 4 })),
+		invalidRequest("atomic write, pad",
+			edited(verbs.WRAtomicWrite, roce.RCAtomicWrite, func(b bth) { b[flagsByte] |= padCountOne; b[dmaLenLow] = 7 })),
+	}
+}
+
+// flushFaults are FLUSHes of what there is not, or may not be flushed.
+func flushFaults() []fault {
+	return []fault{
+		invalidRequest("FLUSH of no placement", edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[flushWhat] = 0 })),
+		invalidRequest("FLUSH to placement 4", edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[flushWhat] |= 4 })),
+		invalidRequest("FLUSH of selectivity 2", edited(verbs.WRFlush, roce.RCFlush, func(b bth) { b[flushWhat] |= selectUnused })),
+		invalidRequest("FLUSH to persistence, no QP right",
+			only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Placement = verbs.FlushPlacementPersistent })),
 		{name: "FLUSH to persistence, no MR right", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
 			own:  func(a *verbs.QPAttr) { a.AccessFlags |= verbs.AccessFlushPersistent },
 			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Placement = 3 })},
@@ -233,11 +259,17 @@ func faults() []fault {
 			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) {
 				wr.Flush.Selectivity, wr.Flush.Length, wr.RemoteAddr = verbs.FlushSelectMR, 1<<31, 1<<64-1
 			})},
-		{name: "FLUSH of the whole region, wrong key", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
-			post: only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Selectivity = verbs.FlushSelectMR; wr.RKey ^= 1 })},
+		refusedAccess("FLUSH of the whole region, wrong key",
+			only(verbs.WRFlush, func(_ *couple, wr *verbs.SendWR) { wr.Flush.Selectivity = verbs.FlushSelectMR; wr.RKey ^= 1 })),
 		{name: "FLUSH of the whole region, no MR right", answer: refused, psn: 40, recv: flushed, sent: verbs.WCRemAccessErr,
 			post: only(verbs.WRFlush, on(puppet.AllAccess&^verbs.AccessFlushGlobal, 0),
 				func(_ *couple, wr *verbs.SendWR) { wr.Flush.Selectivity = verbs.FlushSelectMR })},
+	}
+}
+
+// memoryFaults are requests whose memory at the responder is not good.
+func memoryFaults() []fault {
+	return []fault{
 		{name: "WRITE with immediate, wrong key", answer: refused, psn: 40, recv: verbs.WCRemAccessErr, sent: verbs.WCRemAccessErr,
 			post: only(verbs.WRRDMAWriteWithImm, func(_ *couple, wr *verbs.SendWR) { wr.RKey ^= 1 })},
 		{name: "receive of a wrong key", bare: true, answer: nakLocal, psn: 40, recv: verbs.WCLocProtErr, sent: verbs.WCRemOpErr,
@@ -249,21 +281,32 @@ func faults() []fault {
 		{name: "invalidation fails", answer: roce.SyndromeAckNoCredits, psn: 40, recv: verbs.WCRemInvReqErr, sent: success,
 			post:   only(verbs.WRSendWithInv, func(c *couple, wr *verbs.SendWR) { wr.InvalidateRKey = c.b.MR.RKey() }),
 			placed: 4096, bytes: 8},
+	}
+}
+
+// silentFaults are packets that get no answer.
+func silentFaults() []fault {
+	return []fault{
 		{name: "queue pair in error", silent: true, recv: flushed, sent: verbs.WCRetryExcErr,
 			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
 				c.b.Require(c.b.QP.Modify(context.Background(), verbs.QPAttr{State: verbs.StateError}, verbs.QPStateMask))
 			})},
 		{name: "unknown queue pair", silent: true, good: true, sent: verbs.WCRetryExcErr,
-			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[6] ^= 0x10 })},
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[qpnMidByte] ^= 0x10 })},
 		{name: "another partition", silent: true, good: true, sent: verbs.WCRetryExcErr,
-			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[3] ^= 1 })},
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[pkeyLowByte] ^= 1 })},
 		{name: "opcode that nobody has", silent: true, good: true, sent: verbs.WCRetryExcErr,
-			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[0] = 0x15 })},
+			post: edited(verbs.WRRDMAWrite, roce.RCWriteOnly, func(b bth) { b[opcodeByte] = 0x15 })},
 		{name: "frame that is damaged every time", silent: true, good: true, sent: verbs.WCRetryExcErr,
 			post: only(verbs.WRRDMAWrite, func(c *couple, _ *verbs.SendWR) {
-				c.wire.Change = func(frame []byte, _ *roce.Packet) { frame[len(frame)-5] ^= 1 }
+				c.wire.Change = func(frame []byte, _ *roce.Packet) { frame[len(frame)-roce.ICRCLength-1] ^= 1 }
 			})},
 	}
+}
+
+// rightFaults are requests without a right that they need, and of memory that they do not name rightly, for each
+// operation on memory.
+func rightFaults() (rows []fault) {
 	for operation, right := range rightOf {
 		name := operation.String()
 		claimed := flushed
@@ -289,6 +332,11 @@ func faults() []fault {
 				recv: claimed, sent: verbs.WCRemAccessErr})
 		}
 	}
+	return rows
+}
+
+// grantFaults are requests with a response of which more are in flight than the responder grants, and as many.
+func grantFaults() (rows []fault) {
 	for _, operation := range withResponse {
 		rows = append(rows,
 			fault{name: operation.String() + ", none granted", own: granted(0), post: only(operation), answer: invalid, psn: 40,
@@ -363,6 +411,11 @@ func (f fault) run(t *testing.T) {
 		c.a.ExpectSend(wr.WRID, status)
 	}
 	c.stage.Pass(time.Second)
+	f.judge(t, c, image)
+}
+
+// judge looks at the wire and at both ends when all is over. image are the bytes of b's region as they were before.
+func (f fault) judge(t *testing.T, c *couple, image []byte) {
 	packets := c.wire.From(c.b)
 	if f.silent {
 		require.Empty(t, packets)

@@ -19,105 +19,140 @@ import (
 
 // How many READs and atomics are in flight, and where they go on after a loss.
 
-// TestMaxRDAtomicMixed posts answered requests of all kinds, READs of several pieces among them, with WRITEs in between, and
-// loses answers. Never are more in flight than were agreed on, everything goes out in order, and nothing stalls: a rewind
-// takes back what it takes back, no more and no less.
+// mixedRequest is a request on its way: a WRITE, or a piece of a READ or another operation with a response.
+type mixedRequest struct {
+	packets int
+	answer  *answered // nil for a WRITE
+}
+
+// mixedFlight is a sender with requests of all kinds, and what the peer has seen of it.
+type mixedFlight struct {
+	*testing.T
+	seed      uint64
+	random    *rand.Rand
+	stage     *puppet.Stage
+	end       *puppet.End
+	p         *puppet.Puppet
+	limit     int                       // MAX_QP_RD_ATOMIC
+	plan      map[roce.PSN]mixedRequest // by first PSN; READs by piece
+	next      roce.PSN                  // behind the last one of the plan
+	una, sent roce.PSN                  // what was answered, and sent since the last rewind
+}
+
+// post posts requests of random kinds.
+func (f *mixedFlight) post(requests uint64) {
+	chunk := 16 / min(4, f.limit)
+	for id := range requests {
+		kind := f.random.IntN(len(allAnswered) + 1)
+		if kind == len(allAnswered) {
+			f.end.Post(f.end.Request(id, verbs.WRRDMAWrite, 0, 8))
+			f.plan[f.next] = mixedRequest{1, nil}
+			f.next++
+			continue
+		}
+		a := &allAnswered[kind]
+		wr := a.request(f.end, id)
+		count := 1
+		if a.operation == verbs.WRRDMARead {
+			count = 1 + f.random.IntN(3*chunk)
+			wr.SGList[0] = f.end.MR.SGE(0, 1024*count)
+		}
+		f.end.Post(wr)
+		for left := count; left > 0; left -= chunk {
+			n := min(left, chunk)
+			f.plan[f.next] = mixedRequest{n, a}
+			f.next += roce.PSN(n)
+		}
+	}
+}
+
+// watch takes what is sent, in order, and counts what is open.
+func (f *mixedFlight) watch() {
+	f.stage.Pass(10 * latency)
+	for f.p.Waiting() {
+		got := f.p.Expect()
+		require.Equal(f, f.sent, got.PSN, "seed %d", f.seed)
+		if h := got.RETH(); got.Opcode == roce.RCReadRequest {
+			f.sent += roce.PSN(h.Length()+1023) / 1024
+		} else {
+			f.sent++
+		}
+	}
+	require.Greater(f, f.sent, f.una, "seed %d: stalled", f.seed)
+	open := 0
+	for first, r := range f.plan {
+		if r.answer != nil && first < f.sent && first+roce.PSN(r.packets) > f.una {
+			open++
+		}
+	}
+	require.LessOrEqual(f, open, f.limit, "seed %d", f.seed)
+	if f.sent < f.next && open < f.limit && f.plan[f.sent].answer != nil {
+		require.Greater(f, int(f.sent-f.una)+f.plan[f.sent].packets, 4, "seed %d: held back without need", f.seed)
+	}
+}
+
+// answer answers the oldest packet.
+func (f *mixedFlight) answer() {
+	for first, r := range f.plan {
+		if f.una < first || f.una >= first+roce.PSN(r.packets) {
+			continue
+		}
+		switch {
+		case r.answer == nil:
+			f.p.Ack(f.una, 0)
+		case r.answer.operation == verbs.WRRDMARead:
+			f.p.Respond(roce.RCReadResponseMiddle, f.una, make([]byte, 1024))
+		default:
+			r.answer.respond(f.p, f.una, testWord)
+		}
+		f.una++
+		return
+	}
+}
+
+// TestMaxRDAtomicMixed posts answered requests of all kinds, READs of several pieces among them, with WRITEs in
+// between, and loses answers. Never are more in flight than were agreed on, everything goes out in order, and nothing
+// stalls: a rewind takes back what it takes back, no more and no less.
 func TestMaxRDAtomicMixed(t *testing.T) {
+	const requests = 30
 	for seed := range uint64(40) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		limit := 1 + random.IntN(5)
 		stage, end, p := narrow(t, 16, func(a *verbs.QPAttr) { a.MaxRDAtomic = uint8(limit) })
-		chunk := 16 / min(4, limit)
-		type packet struct {
-			packets int
-			answer  *answered // nil for a WRITE
+		f := &mixedFlight{
+			T: t, seed: seed, random: random, stage: stage, end: end, p: p, limit: limit,
+			plan: map[roce.PSN]mixedRequest{}, next: 40, una: 40, sent: 40,
 		}
-		plan := map[roce.PSN]packet{} // by first PSN; READs by piece
-		next, requests := roce.PSN(40), uint64(30)
-		for id := range requests {
-			kind := random.IntN(len(allAnswered) + 1)
-			if kind == len(allAnswered) {
-				end.Post(end.Request(id, verbs.WRRDMAWrite, 0, 8))
-				plan[next] = packet{1, nil}
-				next++
-				continue
-			}
-			a := &allAnswered[kind]
-			wr := a.request(end, id)
-			count := 1
-			if a.operation == verbs.WRRDMARead {
-				count = 1 + random.IntN(3*chunk)
-				wr.SGList[0] = end.MR.SGE(0, 1024*count)
-			}
-			end.Post(wr)
-			for left := count; left > 0; left -= chunk {
-				n := min(left, chunk)
-				plan[next] = packet{n, a}
-				next += roce.PSN(n)
-			}
-		}
-		una, sent := roce.PSN(40), roce.PSN(40) // what was answered, and sent since the last rewind
+		f.post(requests)
 		rewound := false
-		for una < next {
-			stage.Pass(10 * latency)
-			for p.Waiting() {
-				got := p.Expect()
-				require.Equal(t, sent, got.PSN, "seed %d", seed)
-				if h := got.RETH(); got.Opcode == roce.RCReadRequest {
-					sent += roce.PSN(h.Length()+1023) / 1024
-				} else {
-					sent++
-				}
-			}
-			require.Greater(t, sent, una, "seed %d: stalled", seed)
-			open := 0
-			for first, r := range plan {
-				if r.answer != nil && first < sent && first+roce.PSN(r.packets) > una {
-					open++
-				}
-			}
-			require.LessOrEqual(t, open, limit, "seed %d", seed)
-			if sent < next && open < limit && plan[sent].answer != nil {
-				require.Greater(t, int(sent-una)+plan[sent].packets, 4, "seed %d: held back without need", seed)
-			}
+		for f.una < f.next {
+			f.watch()
 			if !rewound && random.IntN(4) == 0 {
 				rewound = true // a second NAK without progress would be the same news
-				p.NAK(una, roce.SyndromeNAKSequence)
-				sent = una
+				p.NAK(f.una, roce.SyndromeNAKSequence)
+				f.sent = f.una
 				continue
 			}
 			rewound = false
-			for first, r := range plan {
-				if una < first || una >= first+roce.PSN(r.packets) {
-					continue
-				}
-				switch {
-				case r.answer == nil:
-					p.Ack(una, 0)
-				case r.answer.operation == verbs.WRRDMARead:
-					p.Respond(roce.RCReadResponseMiddle, una, make([]byte, 1024))
-				default:
-					r.answer.respond(p, una, testWord)
-				}
-				una++
-				break
-			}
+			f.answer()
 		}
-		for id := range requests {
+		for id := range uint64(requests) {
 			end.ExpectSend(id, verbs.WCSuccess)
 		}
 	}
-	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight", "at most MAX_QP_RD_ATOMIC, and as many if there are")
+	support.Object(t, "QP", "READs, atomics, FLUSHes and atomic writes in flight",
+		"at most MAX_QP_RD_ATOMIC, and as many if there are")
 }
 
-// TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart move
-// together, it ends where its piece ended, and the pieces behind it are asked for as before.
+// TestReadPieces: a READ that is asked for in pieces, with a hole in one of them: VA, length and PSN of the restart
+// move together, it ends where its piece ended, and the pieces behind it are asked for as before.
 func TestReadPieces(t *testing.T) {
 	const packets, tail = 7, 100 // the last response has 100 bytes
 	const length = 1024*(packets-1) + tail
 	target := func(psn roce.PSN, count int) roce.RETHFields {
 		offset := 1024 * int(psn-40)
-		return roce.RETHFields{VA: 0x7000_0000_0001 + uint64(offset), RKey: 0x1234, Length: uint32(min(1024*count, length-offset))}
+		return roce.RETHFields{VA: 0x7000_0000_0001 + uint64(offset), RKey: 0x1234,
+			Length: uint32(min(1024*count, length-offset))}
 	}
 	for missing := roce.PSN(40); missing < 40+packets; missing++ {
 		for _, restart := range []roce.Opcode{roce.RCReadResponseFirst, roce.RCReadResponseMiddle, roce.RCReadResponseOnly, roce.RCReadResponseLast} {
@@ -160,7 +195,8 @@ func TestReadPieces(t *testing.T) {
 			})
 		}
 	}
-	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
+	support.Fault(t, "READ response lost in part",
+		support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
 // middleOrLast is an opcode that a response with this payload may have.

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestForgedLoopback: a packet from the wire that says it comes from the device's own address must not reach a queue pair
-// on loopback, whose traffic never leaves the process.
+// TestForgedLoopback: a packet from the wire that says it comes from the device's own address must not reach a queue
+// pair on loopback, whose traffic never leaves the process.
 func TestForgedLoopback(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{})

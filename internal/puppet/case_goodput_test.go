@@ -19,8 +19,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// What is left of a connection on a network that loses packets. Time is virtual, so stalls and goodput are exact, however busy the
-// machine is.
+// What is left of a connection on a network that loses packets. Time is virtual, so stalls and goodput are exact,
+// however busy the machine is.
 
 var fullSize = flag.Bool("full", false, "run the cases whose full size takes long at full size")
 
@@ -82,8 +82,8 @@ func (f *flow) completed(t *testing.T, wc verbs.WC, now time.Duration) {
 	f.post(t)
 }
 
-// TestCase_B1: eight queue pairs WRITE for a long time while one packet of a hundred is lost both ways: none stalls, all data are
-// right, and memory does not grow. The ACK timeout is 16.8 ms: six losses in a row stay below 100 ms.
+// TestCase_B1: eight queue pairs WRITE for a long time while one packet of a hundred is lost both ways: none stalls,
+// all data are right, and memory does not grow. The ACK timeout is 16.8 ms: six losses in a row stay below 100 ms.
 func TestCase_B1(t *testing.T) {
 	const queuePairs = 8
 	duration, warmUp := 8*time.Second, time.Second
@@ -153,9 +153,9 @@ func TestCase_B1(t *testing.T) {
 	support.Fault(t, "1 % of all packets lost, all the time", support.Outcome{Requester: "never 100 ms without progress"})
 }
 
-// TestCase_B19: messages of 1 MiB get through whatever is lost at random, up to one packet of a hundred, and also when ten packets in
-// a row are; the goodput is told. At one packet of twenty nothing is promised but that the data are right or the failure is
-// told.
+// TestCase_B19: messages of 1 MiB get through whatever is lost at random, up to one packet of a hundred, and also
+// when ten packets in a row are; the goodput is told. At one packet of twenty nothing is promised but that the data
+// are right or the failure is told.
 func TestCase_B19(t *testing.T) {
 	const message = 1 << 20
 	type loss struct {

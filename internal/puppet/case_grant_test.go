@@ -12,8 +12,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestLowerLimitLostAnswers: the responder lowers its limit in SQD while the answers of executed atomics are lost. The peer
-// asks for them again and gets them.
+// TestLowerLimitLostAnswers: the responder lowers its limit in SQD while the answers of executed atomics are lost.
+// The peer asks for them again and gets them.
 func TestLowerLimitLostAnswers(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	a, b := stage.NewEnd(puppet.EndOptions{}), stage.NewEnd(puppet.EndOptions{})
@@ -38,8 +38,8 @@ func TestLowerLimitLostAnswers(t *testing.T) {
 	require.EqualValues(t, 4, loadWord(b, word))
 }
 
-// TestForgottenSkip: a packet of an earlier life that lies far ahead costs one NAK, and does not turn a later acknowledgement
-// into a NAK of what nobody has sent.
+// TestForgottenSkip: a packet of an earlier life that lies far ahead costs one NAK, and does not turn a later
+// acknowledgement into a NAK of what nobody has sent.
 func TestForgottenSkip(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{})

@@ -15,33 +15,38 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Keys that go away: by SEND with invalidate, by a local invalidate, by deregistration, also while a READ is being answered.
+// Keys that go away: by SEND with invalidate, by a local invalidate, by deregistration, also while a READ is being
+// answered.
 
 // sendInvalidate makes a SEND with invalidate.
 func sendInvalidate(psn roce.PSN, payload string, key uint32) puppet.Packet {
 	return puppet.Packet{Opcode: roce.RCSendOnlyInvalidate, PSN: psn, AckRequest: true, Payload: []byte(payload), Invalidate: key}
 }
 
-// TestSendWithInvalidate: of fast-registered regions and type 2 windows of this queue pair, and nothing else. The data are there
-// in either case, and the sender is told that all is well.
-func TestSendWithInvalidate(t *testing.T) {
-	bound := func(end *puppet.End, kind verbs.MWType) *verbs.MW {
-		w := newWindow(end, kind)
-		bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr(), Length: 4096, Access: windowRights})
-		return w
-	}
-	for name, c := range map[string]struct {
-		key  func(*puppet.Stage, *puppet.End) uint32
-		good bool
-	}{
+// invalidated is a key that a SEND with invalidate names.
+type invalidated struct {
+	key  func(*puppet.Stage, *puppet.End) uint32
+	good bool
+}
+
+// boundWindow is a window of that type over the first page of the end's region.
+func boundWindow(end *puppet.End, kind verbs.MWType) *verbs.MW {
+	w := newWindow(end, kind)
+	bind(end, w, verbs.WCSuccess, verbs.MWBind{MR: end.MR, Addr: end.MR.Addr(), Length: 4096, Access: windowRights})
+	return w
+}
+
+// invalidatedKeys are the keys that may be named, and all kinds of keys that may not.
+func invalidatedKeys() map[string]invalidated {
+	return map[string]invalidated{
 		"fast registration": {func(_ *puppet.Stage, end *puppet.End) uint32 { return fastRegion(end, 64).RKey() }, true},
-		"type 2 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType2).RKey() }, true},
+		"type 2 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return boundWindow(end, verbs.MWType2).RKey() }, true},
 		"key byte":          {func(_ *puppet.Stage, end *puppet.End) uint32 { return fastRegion(end, 64).RKey() ^ 1 }, false},
-		"window's key byte": {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType2).RKey() ^ 1 }, false},
+		"window's key byte": {func(_ *puppet.Stage, end *puppet.End) uint32 { return boundWindow(end, verbs.MWType2).RKey() ^ 1 }, false},
 		"nobody's key":      {func(*puppet.Stage, *puppet.End) uint32 { return 0xFFFFFF00 }, false},
 		"key 0":             {func(*puppet.Stage, *puppet.End) uint32 { return 0 }, false},
 		"plain region":      {func(_ *puppet.Stage, end *puppet.End) uint32 { return end.MR.RKey() }, false},
-		"type 1 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return bound(end, verbs.MWType1).RKey() }, false},
+		"type 1 window":     {func(_ *puppet.Stage, end *puppet.End) uint32 { return boundWindow(end, verbs.MWType1).RKey() }, false},
 		"unbound window":    {func(_ *puppet.Stage, end *puppet.End) uint32 { return newWindow(end, verbs.MWType2).RKey() }, false},
 		"free region": {func(_ *puppet.Stage, end *puppet.End) uint32 {
 			mr, err := end.PD.AllocMR(64)
@@ -68,7 +73,7 @@ func TestSendWithInvalidate(t *testing.T) {
 			w := newWindow(end, verbs.MWType2)
 			wr := verbs.MWBind{Flags: verbs.SendSignaled, MR: end.MR, Addr: end.MR.Addr(), Length: 64, Access: windowRights}
 			end.Require(end.QP.BindMW(w, wr))
-			require.Equal(t, success, end.Sends(1)[0].Status)
+			end.ExpectSend(0, success)
 			return w.RKey()
 		}, false},
 		"region with a window": {func(_ *puppet.Stage, end *puppet.End) uint32 {
@@ -83,50 +88,59 @@ func TestSendWithInvalidate(t *testing.T) {
 			bind(end, newWindow(end, verbs.MWType1), verbs.WCSuccess, verbs.MWBind{MR: mr, Length: 8, Access: windowRights})
 			return mr.RKey()
 		}, false},
-	} {
+	}
+}
+
+// TestSendWithInvalidate: of fast-registered regions and type 2 windows of this queue pair, and nothing else. The
+// data are there in either case, and the sender is told that all is well.
+func TestSendWithInvalidate(t *testing.T) {
+	for name, c := range invalidatedKeys() {
 		for _, long := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) {
-				stage, end, p := sender(t)
-				end.PostRecv(1, 8192, 2048)
-				end.PostRecv(2, 16384, 64)
-				key := c.key(stage, end)
-				packet := sendInvalidate(100, "rose", key)
-				length := uint32(4)
-				if long {
-					p.Send(puppet.Packet{Opcode: roce.RCSendFirst, PSN: 100, Payload: make([]byte, 1024), AckRequest: true})
-					p.ExpectAck(100, 0)
-					packet.Opcode, packet.PSN, length = roce.RCSendLastInvalidate, 101, 1028
-				}
-				packet.AckRequest = c.good
-				packet.Solicited = true
-				p.Send(packet)
-				p.ExpectAck(packet.PSN, 1)
-				require.Equal(t, "rose", string(end.Bytes(8192+int(length)-4, 4)))
-				if !c.good {
-					require.Equal(t, verbs.StateError, end.QP.State())
-					end.ExpectRecv(1, verbs.WCRemInvReqErr)
-					end.ExpectRecv(2, verbs.WCWRFlushErr)
-					p.Send(write(end, packet.PSN+1))
-					p.ExpectNothing(time.Second)
-					require.Empty(t, events(end))
-					support.Fault(t, "SEND with invalidate, of: "+name, support.Outcome{
-						Wire: ack, Responder: verbs.StateError, Receive: verbs.WCRemInvReqErr, Event: "none",
-					})
-					return
-				}
-				wc := end.ExpectRecv(1, verbs.WCSuccess)
-				require.Equal(t, verbs.WCWithInv, wc.Flags)
-				require.Equal(t, key, wc.InvalidatedRKey)
-				require.Equal(t, length, wc.ByteLen)
-				require.Equal(t, verbs.WCRecv, wc.Opcode)
-				p.Send(reach(roce.RCReadRequest, packet.PSN+1, key, 0x1000, 8))
-				p.ExpectNAK(packet.PSN+1, refused)
-				end.ExpectRecv(2, verbs.WCWRFlushErr)
-				support.Opcode(t, packet.Opcode, support.Received)
-				support.Object(t, "MR and MW", "SEND with invalidate, of: "+name, verbs.WCSuccess)
-			})
+			t.Run(name, func(t *testing.T) { c.send(t, name, long) })
 		}
 	}
+}
+
+// send has the key named by a message of one packet, or of two.
+func (c invalidated) send(t *testing.T, name string, long bool) {
+	stage, end, p := sender(t)
+	end.PostRecv(1, 8192, 2048)
+	end.PostRecv(2, 16384, 64)
+	key := c.key(stage, end)
+	packet := sendInvalidate(100, "rose", key)
+	length := uint32(4)
+	if long {
+		p.Send(puppet.Packet{Opcode: roce.RCSendFirst, PSN: 100, Payload: make([]byte, 1024), AckRequest: true})
+		p.ExpectAck(100, 0)
+		packet.Opcode, packet.PSN, length = roce.RCSendLastInvalidate, 101, 1028
+	}
+	packet.AckRequest = c.good
+	packet.Solicited = true
+	p.Send(packet)
+	p.ExpectAck(packet.PSN, 1)
+	require.Equal(t, "rose", string(end.Bytes(8192+int(length)-4, 4)))
+	if !c.good {
+		require.Equal(t, verbs.StateError, end.QP.State())
+		end.ExpectRecv(1, verbs.WCRemInvReqErr)
+		end.ExpectRecv(2, verbs.WCWRFlushErr)
+		p.Send(write(end, packet.PSN+1))
+		p.ExpectNothing(time.Second)
+		require.Empty(t, events(end))
+		support.Fault(t, "SEND with invalidate, of: "+name, support.Outcome{
+			Wire: ack, Responder: verbs.StateError, Receive: verbs.WCRemInvReqErr, Event: "none",
+		})
+		return
+	}
+	wc := end.ExpectRecv(1, verbs.WCSuccess)
+	require.Equal(t, verbs.WCWithInv, wc.Flags)
+	require.Equal(t, key, wc.InvalidatedRKey)
+	require.Equal(t, length, wc.ByteLen)
+	require.Equal(t, verbs.WCRecv, wc.Opcode)
+	p.Send(reach(roce.RCReadRequest, packet.PSN+1, key, 0x1000, 8))
+	p.ExpectNAK(packet.PSN+1, refused)
+	end.ExpectRecv(2, verbs.WCWRFlushErr)
+	support.Opcode(t, packet.Opcode, support.Received)
+	support.Object(t, "MR and MW", "SEND with invalidate, of: "+name, verbs.WCSuccess)
 }
 
 // TestInvalidateItself: data that go through the key which they invalidate are placed first.
@@ -214,8 +228,8 @@ func bindable(b *puppet.End, buffer []byte) *verbs.MR {
 	return mr
 }
 
-// TestCase_B12_EveryWay: whatever ends a key in the middle of a READ of 1 MiB, the answer ends there, with a NAK for the packet
-// that could not be sent, and what came before is right.
+// TestCase_B12_EveryWay: whatever ends a key in the middle of a READ of 1 MiB, the answer ends there, with a NAK for
+// the packet that could not be sent, and what came before is right.
 func TestCase_B12_EveryWay(t *testing.T) {
 	const size = 1 << 20
 	for name, ending := range endings {
@@ -224,8 +238,8 @@ func TestCase_B12_EveryWay(t *testing.T) {
 			buffer := bytes.Repeat([]byte{0xEE}, size)
 			va, key, end := ending(b, func(key uint32) { p.Send(sendInvalidate(100+size/1024, "", key)) }, buffer)
 			wire := stage.Watch()
-			// The whole answer takes no virtual time. What the program does happens while it leaves; what comes as a request is
-			// executed between its packets.
+			// The whole answer takes no virtual time. What the program does happens while it leaves; what comes as a
+			// request is executed between its packets.
 			program := strings.HasPrefix(name, "Dereg") || name == "Rereg" || name == "Dealloc of a window"
 			wire.Drop = func(s *puppet.Sent) bool {
 				if program && s.PSN == 200 && s.Length > 0 {

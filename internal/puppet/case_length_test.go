@@ -77,7 +77,8 @@ func TestCase_A6(t *testing.T) {
 			t.Run("SEND "+name, func(t *testing.T) { refuse(t, c.total, steps, true) })
 		}
 	}
-	support.Fault(t, "payload that does not fit its place in the message", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "payload that does not fit its place in the message",
+		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // asSend is the SEND opcode at a WRITE opcode's place in the message.

@@ -14,7 +14,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Requests that meet a responder without a place for them: too many in flight, a full CQ, a queue pair that is not ready.
+// Requests that meet a responder without a place for them: too many in flight, a full CQ, a queue pair that is not
+// ready.
 
 // TestTooManyInFlight: one request more than was granted, behind a READ that still gets its responses.
 func TestTooManyInFlight(t *testing.T) {
@@ -27,7 +28,8 @@ func TestTooManyInFlight(t *testing.T) {
 			c.wire = stage.Watch()
 			c.b.PostRecv(1, 4096, 64)
 			image := bytes.Clone(c.b.MR.Bytes())
-			c.a.Post(c.request(1, verbs.WRRDMARead, 8192, 4000), c.request(2, operation, word, 8), c.request(3, verbs.WRRDMAWrite, 0, 8))
+			c.a.Post(c.request(1, verbs.WRRDMARead, 8192, 4000), c.request(2, operation, word, 8),
+				c.request(3, verbs.WRRDMAWrite, 0, 8))
 			c.a.ExpectSend(1, success)
 			c.a.ExpectSend(2, verbs.WCRemInvReqErr)
 			c.a.ExpectSend(3, flushed)

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Operations that nothing of goes to the peer: when they are executed, how often, and what their failure does. And what a
-// fence holds back.
+// Operations that nothing of goes to the peer: when they are executed, how often, and what their failure does. And
+// what a fence holds back.
 
 // fenced makes a request of 8 bytes that waits for the READs and atomics before it.
 func fenced(end *puppet.End, id uint64, operation verbs.WROpcode) verbs.SendWR {
@@ -55,8 +55,8 @@ func invalidate(end *puppet.End, id uint64, key uint32) verbs.SendWR {
 	return wr
 }
 
-// TestCase_B10_Answered: a fence waits for each kind of answered request, whatever is fenced, and not for what was merely
-// acknowledged or is still to be.
+// TestCase_B10_Answered: a fence waits for each kind of answered request, whatever is fenced, and not for what was
+// merely acknowledged or is still to be.
 func TestCase_B10_Answered(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, behind := range []verbs.WROpcode{
@@ -64,7 +64,8 @@ func TestCase_B10_Answered(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%v, fenced %v", a.operation, behind), func(t *testing.T) {
 				_, end, p := sender(t)
-				end.Post(a.request(end, 1), end.Request(2, verbs.WRRDMAWrite, 0, 8), fenced(end, 3, behind), end.Request(4, verbs.WRSend, 0, 8))
+				end.Post(a.request(end, 1), end.Request(2, verbs.WRRDMAWrite, 0, 8), fenced(end, 3, behind),
+					end.Request(4, verbs.WRSend, 0, 8))
 				a.expect(t, end, p, 1, 40)
 				p.ExpectPacket(roce.RCWriteOnly, 41)
 				p.ExpectNothing(50 * time.Millisecond)
@@ -113,14 +114,15 @@ func TestCase_B10_SentAgain(t *testing.T) {
 	support.Object(t, "Fence", "when what is around it is sent again", "waits no longer and no shorter")
 }
 
-// TestCase_B10_LocalInvalidate: local invalidate and fast registration wait for everything before them, without a fence:
-// the requests before may still need the key. What is behind waits with them.
+// TestCase_B10_LocalInvalidate: local invalidate and fast registration wait for everything before them, without a
+// fence: the requests before may still need the key. What is behind waits with them.
 func TestCase_B10_LocalInvalidate(t *testing.T) {
 	for _, before := range []verbs.WROpcode{verbs.WRSend, verbs.WRRDMAWrite, verbs.WRRDMARead, verbs.WRAtomicFetchAdd} {
 		t.Run(before.String(), func(t *testing.T) {
 			_, end, p := sender(t)
 			open := fast(end, 2)
-			end.Post(end.Request(1, before, 0, 8), open, end.Request(3, verbs.WRSend, 0, 4), invalidate(end, 4, open.RKey), end.Request(5, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, before, 0, 8), open, end.Request(3, verbs.WRSend, 0, 4), invalidate(end, 4, open.RKey),
+				end.Request(5, verbs.WRSend, 0, 4))
 			settle := func(psn roce.PSN) {
 				for _, a := range allAnswered {
 					if psn == 40 && a.operation == before {
@@ -158,8 +160,8 @@ func TestCase_B10_LocalInvalidate(t *testing.T) {
 	}
 }
 
-// TestCase_B10_Bind: a fenced binding waits for the READ before it, one without a fence does not. Whether it was executed shows
-// in what the peer may do.
+// TestCase_B10_Bind: a fenced binding waits for the READ before it, one without a fence does not. Whether it was
+// executed shows in what the peer may do.
 func TestCase_B10_Bind(t *testing.T) {
 	for _, fence := range []verbs.SendFlags{0, verbs.SendFence} {
 		for _, a := range allAnswered {
@@ -190,8 +192,8 @@ func TestCase_B10_Bind(t *testing.T) {
 	}
 }
 
-// TestBindOnce: binding a window waits for nothing but a fence, and a resend of what is around it does not execute it again,
-// which would fail.
+// TestBindOnce: binding a window waits for nothing but a fence, and a resend of what is around it does not execute it
+// again, which would fail.
 func TestBindOnce(t *testing.T) {
 	for _, fence := range []verbs.SendFlags{0, verbs.SendFence} {
 		for una := roce.PSN(40); una <= 42; una++ {
@@ -199,7 +201,8 @@ func TestBindOnce(t *testing.T) {
 				_, end, p := sender(t)
 				bind := window(end, 3)
 				bind.Flags |= fence
-				end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), bind, end.Request(4, verbs.WRSend, 0, 4))
+				end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), bind,
+					end.Request(4, verbs.WRSend, 0, 4))
 				all := func(from roce.PSN) {
 					for psn := from; psn <= 42; psn++ {
 						require.Equal(t, psn, p.Expect().PSN)
@@ -242,8 +245,8 @@ func TestManyLocal(t *testing.T) {
 	support.Object(t, "QP", "120 local operations in a row", verbs.WCSuccess)
 }
 
-// TestCase_B21_Kinds: the local fault of the third request, by kind. The first two run to their end, though they are sent again;
-// the last two, a local one among them, are not executed.
+// TestCase_B21_Kinds: the local fault of the third request, by kind. The first two run to their end, though they are
+// sent again; the last two, a local one among them, are not executed.
 func TestCase_B21_Kinds(t *testing.T) {
 	type spoil func(end *puppet.End) verbs.SendWR
 	bind := func(change func(wr *verbs.SendWR)) spoil {
@@ -298,7 +301,8 @@ func TestCase_B21_Kinds(t *testing.T) {
 			for p.Waiting() {
 				p.Expect()
 			}
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRSend, 0, 4), bad, end.Request(4, verbs.WRSend, 0, 4), fast(end, 5))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRSend, 0, 4), bad,
+				end.Request(4, verbs.WRSend, 0, 4), fast(end, 5))
 			p.ExpectPacket(roce.RCSendOnly, 40)
 			p.ExpectPacket(roce.RCSendOnly, 41)
 			p.ExpectNothing(time.Millisecond)
@@ -336,8 +340,8 @@ func bindTwice(end *puppet.End) verbs.SendWR {
 	return wr
 }
 
-// TestCase_B21_MaxRDAtomicZero: without the right to have one in flight, every answered request fails, when what is before
-// it is done.
+// TestCase_B21_MaxRDAtomicZero: without the right to have one in flight, every answered request fails, when what is
+// before it is done.
 func TestCase_B21_MaxRDAtomicZero(t *testing.T) {
 	for _, a := range allAnswered {
 		_, end, p := sender(t, func(at *verbs.QPAttr) { at.MaxRDAtomic = 0 })

@@ -51,8 +51,8 @@ func TestLongReadAlone(t *testing.T) {
 	require.Equal(t, 1000, responses(t, reader, &next))
 }
 
-// TestLongReadShares: beside another queue pair with the same peer it gets as many bytes as that moves, and 512 KiB in 10 ms, and
-// everything when that moves nothing any more.
+// TestLongReadShares: beside another queue pair with the same peer it gets as many bytes as that moves, and 512 KiB
+// in 10 ms, and everything when that moves nothing any more.
 func TestLongReadShares(t *testing.T) {
 	stage, end, reader, other := longReader(t)
 	write := func(psn roce.PSN, length int) {
@@ -79,11 +79,12 @@ func TestLongReadShares(t *testing.T) {
 	require.Equal(t, 256, responses(t, reader, &next))
 	stage.Pass(10 * time.Millisecond)
 	require.Equal(t, 1000-258, responses(t, reader, &next))
-	support.Object(t, "Device", "responses to a READ of more than 64 packets", "share the device with other QPs of the peer, by bytes")
+	support.Object(t, "Device", "responses to a READ of more than 64 packets",
+		"share the device with other QPs of the peer, by bytes")
 }
 
-// TestLongReadDuplicate: a duplicate of a READ whose responses are just leaving does not start them again; one that comes when many have
-// left does, since the first may have been lost.
+// TestLongReadDuplicate: a duplicate of a READ whose responses are just leaving does not start them again; one that
+// comes when many have left does, since the first may have been lost.
 func TestLongReadDuplicate(t *testing.T) {
 	stage, end, reader, other := longReader(t)
 	request := puppet.Packet{Opcode: roce.RCReadRequest, PSN: 100, AckRequest: true, RETH: end.RETH(0, 1000<<10)}

@@ -44,10 +44,10 @@ func write(e *puppet.End, psn roce.PSN) puppet.Packet {
 	return puppet.Packet{Opcode: roce.RCWriteOnly, PSN: psn, RETH: e.RETH(0, 4), Payload: []byte("rose"), AckRequest: true}
 }
 
-// icrc computes the ICRC of an IPv4 frame that ends with one, leaving out so many bytes before it, by the letter of IBTA
-// annex A17 and nothing else of this module.
+// icrc computes the ICRC of an IPv4 frame that ends with one, leaving out so many bytes before it, by the letter of
+// IBTA annex A17 and nothing else of this module.
 func icrc(frame []byte, leaveOut int) []byte {
-	masked := append(bytes.Repeat([]byte{0xFF}, 8), frame[14:len(frame)-4-leaveOut]...)
+	masked := append(bytes.Repeat([]byte{0xFF}, 8), frame[ethernetLength:len(frame)-roce.ICRCLength-leaveOut]...)
 	const ip, udp, bth = 8, 8 + 20, 8 + 20 + 8
 	for _, variant := range []int{ip + 1, ip + 8, ip + 10, ip + 11, udp + 6, udp + 7, bth + 4} {
 		masked[variant] = 0xFF
@@ -101,7 +101,8 @@ func TestCase_A1(t *testing.T) {
 	}
 }
 
-// TestWrongICRCAtAnotherShard: also a packet that came in where the queue pair is not at home is checked before it does anything.
+// TestWrongICRCAtAnotherShard: also a packet that came in where the queue pair is not at home is checked before it
+// does anything.
 func TestWrongICRCAtAnotherShard(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{Seed: 1, Scatter: true})
 	end := stage.NewEnd(puppet.EndOptions{Device: mem.DeviceOptions{Queues: 2}})
@@ -207,11 +208,13 @@ func TestCase_A4_Lengths(t *testing.T) {
 			p.ExpectAck(100, 1)
 		})
 	}
-	support.Fault(t, "lengths of IP and UDP that do not fit", support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
+	support.Fault(t, "lengths of IP and UDP that do not fit",
+		support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
 }
 
 // TestCase_A4_WrongPad: a request in sequence whose pad does not fit its length, but which can be taken apart, is an
-// invalid request (drivers/infiniband/sw/rxe/rxe_resp.c: rxe_resp_check_length). A response or a packet out of sequence is dropped.
+// invalid request (drivers/infiniband/sw/rxe/rxe_resp.c: rxe_resp_check_length). A response or a packet out of
+// sequence is dropped.
 func TestCase_A4_WrongPad(t *testing.T) {
 	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnly, roce.RCWriteOnlyImmediate, roce.RCReadRequest} {
 		for length := range 9 {
@@ -246,11 +249,12 @@ func TestCase_A4_WrongPad(t *testing.T) {
 			}
 		}
 	}
-	support.Fault(t, "pad count that does not fit the length", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "pad count that does not fit the length",
+		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
-// TestCase_A4_OtherPad: another pad count than meant, where all the lengths fit, is a message of another length, which a
-// WRITE does not have room for.
+// TestCase_A4_OtherPad: another pad count than meant, where all the lengths fit, is a message of another length,
+// which a WRITE does not have room for.
 func TestCase_A4_OtherPad(t *testing.T) {
 	for pad := range uint8(4) {
 		_, end, p := sender(t)
@@ -309,7 +313,8 @@ func TestCase_A5(t *testing.T) {
 			try(roce.Opcode(opcode), distance, false)
 		}
 	}
-	support.Fault(t, "opcode without an entry, or of another service", support.Outcome{Wire: "nothing", Responder: "dropped"})
+	support.Fault(t, "opcode without an entry, or of another service",
+		support.Outcome{Wire: "nothing", Responder: "dropped"})
 	support.Fault(t, "wrong ICRC, any opcode", support.Outcome{Wire: "nothing", Responder: "dropped"})
 }
 

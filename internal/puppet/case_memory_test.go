@@ -114,7 +114,8 @@ func TestCase_C1_DuplicateRead(t *testing.T) {
 	support.Fault(t, "duplicate of a READ, beyond the region", support.Outcome{Wire: "nothing", Responder: verbs.StateRTS})
 }
 
-// TestCase_C2: length 0 reaches no byte, so key and address may be anything (C9-88, as cited by drivers/infiniband/sw/rxe/rxe_resp.c).
+// TestCase_C2: length 0 reaches no byte, so key and address may be anything (C9-88, as cited by
+// drivers/infiniband/sw/rxe/rxe_resp.c).
 func TestCase_C2(t *testing.T) {
 	_, end, p := sender(t)
 	end.PostRecv(1, 4096, 4)
@@ -220,8 +221,8 @@ func TestCase_B4(t *testing.T) {
 	}
 }
 
-// TestRights: a right that the queue pair lacks makes an invalid request (0x61), one that the region lacks a remote access
-// error (0x62).
+// TestRights: a right that the queue pair lacks makes an invalid request (0x61), one that the region lacks a remote
+// access error (0x62).
 func TestRights(t *testing.T) {
 	all := verbs.AccessRemoteRead | verbs.AccessRemoteWrite
 	for name, c := range map[string]struct {
@@ -297,8 +298,8 @@ func TestCase_B12(t *testing.T) {
 	support.Fault(t, "region deregistered during a READ", support.Outcome{Wire: "NAK in place of the next response", Responder: verbs.StateError, Requester: verbs.WCRemAccessErr})
 }
 
-// TestCase_B12_Duplicate: nor is a region that has gone away read for a duplicate. The peer may have all it wanted, so the
-// duplicate is no reason to fail.
+// TestCase_B12_Duplicate: nor is a region that has gone away read for a duplicate. The peer may have all it wanted,
+// so the duplicate is no reason to fail.
 func TestCase_B12_Duplicate(t *testing.T) {
 	_, end, p := sender(t)
 	mr, err := end.PD.RegMR(make([]byte, 4096), verbs.AccessRemoteRead)

@@ -187,7 +187,8 @@ func TestReadResponseMalformed(t *testing.T) {
 	support.Fault(t, "READ response of impossible form", support.Outcome{Requester: "drops it and goes on"})
 }
 
-// TestFatalNAK: what was sent before the refused request is complete, the refused one fails, what is behind it is flushed.
+// TestFatalNAK: what was sent before the refused request is complete, the refused one fails, what is behind it is
+// flushed.
 func TestFatalNAK(t *testing.T) {
 	for syndrome, status := range map[roce.Syndrome]verbs.WCStatus{
 		roce.SyndromeNAKInvalidRequest:    verbs.WCRemInvReqErr,
@@ -197,7 +198,8 @@ func TestFatalNAK(t *testing.T) {
 		t.Run(syndrome.String(), func(t *testing.T) {
 			_, end, p := sender(t)
 			end.PostRecv(9, 0, 4)
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 2048), end.Request(3, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 2048),
+				end.Request(3, verbs.WRSend, 0, 4))
 			for range 4 {
 				p.Expect()
 			}
@@ -234,7 +236,8 @@ func TestFatalNAKBehindRead(t *testing.T) {
 // TestReadImpliesAck: a READ response acknowledges what was sent before it.
 func TestReadImpliesAck(t *testing.T) {
 	_, end, p := sender(t)
-	end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), end.Request(3, verbs.WRRDMARead, 0, 2048))
+	end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4),
+		end.Request(3, verbs.WRRDMARead, 0, 2048))
 	for range 3 {
 		p.Expect()
 	}
@@ -330,8 +333,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestReadBrokenOff: a responder whose region goes away in the middle of a READ says so with the PSN of the response that it
-// could not send or, like rdma_rxe, with the first PSN of the request.
+// TestReadBrokenOff: a responder whose region goes away in the middle of a READ says so with the PSN of the response
+// that it could not send or, like rdma_rxe, with the first PSN of the request.
 func TestReadBrokenOff(t *testing.T) {
 	for _, psn := range []roce.PSN{42, 41, 40} { // 42: the response before it was lost
 		_, end, p := sender(t)

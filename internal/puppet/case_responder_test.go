@@ -69,7 +69,8 @@ func TestOneNAK(t *testing.T) {
 		p.ExpectAck(next, uint32(2+round))
 	}
 	require.Equal(t, uint64(3), opener.Counters(end.Device).Transport.SentSequenceNAKs)
-	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence, Responder: "drops what is behind the gap"})
+	support.Fault(t, "packet lost, others follow",
+		support.Outcome{Wire: roce.SyndromeNAKSequence, Responder: "drops what is behind the gap"})
 }
 
 // TestOneNAKInABurst: the packets behind a gap arrive in one batch.
@@ -87,8 +88,8 @@ func TestOneNAKInABurst(t *testing.T) {
 	support.Fault(t, "packet lost, others follow", support.Outcome{Wire: roce.SyndromeNAKSequence})
 }
 
-// TestRNRNAK: without a receive the request is refused with the queue pair's timer code, and what is behind it is dropped
-// without a further NAK, until the refused one comes again.
+// TestRNRNAK: without a receive the request is refused with the queue pair's timer code, and what is behind it is
+// dropped without a further NAK, until the refused one comes again.
 func TestRNRNAK(t *testing.T) {
 	for _, opcode := range []roce.Opcode{roce.RCSendOnly, roce.RCSendOnlyImmediate, roce.RCWriteOnlyImmediate} {
 		for _, code := range []uint8{0, 1, 12, 31} {
@@ -140,8 +141,8 @@ func TestRNRNAKLast(t *testing.T) {
 	require.Equal(t, uint32(9), wc.ImmData)
 }
 
-// TestDuplicates: a duplicate is acknowledged with the last SEND or WRITE that was executed, not with its own PSN, and never
-// with the PSN of a READ whose responses may be lost. It changes nothing, and never causes a NAK.
+// TestDuplicates: a duplicate is acknowledged with the last SEND or WRITE that was executed, not with its own PSN,
+// and never with the PSN of a READ whose responses may be lost. It changes nothing, and never causes a NAK.
 func TestDuplicates(t *testing.T) {
 	_, end, p := sender(t)
 	end.PostRecv(1, 4096, 64)
@@ -186,7 +187,8 @@ func TestDuplicates(t *testing.T) {
 	p.Send(write(end, roce.PSN(105).Add(1<<23-1)))
 	p.ExpectNAK(105, roce.SyndromeNAKSequence)
 	check()
-	support.Fault(t, "duplicate of a SEND or WRITE", support.Outcome{Wire: "ACK of the last one that was executed", Responder: "executes nothing twice"})
+	support.Fault(t, "duplicate of a SEND or WRITE",
+		support.Outcome{Wire: "ACK of the last one that was executed", Responder: "executes nothing twice"})
 }
 
 // TestDuplicateBeforeAnyWrite: there is no PSN that a duplicate could be acknowledged with.
@@ -225,8 +227,8 @@ func TestDuplicatesInsideAMessage(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{1}, 2048), end.Bytes(16384, 2048))
 }
 
-// TestDuplicateReads: what was read may be asked for again, in whole or from any packet on, and comes with the bytes of now.
-// Anything else is dropped without a word.
+// TestDuplicateReads: what was read may be asked for again, in whole or from any packet on, and comes with the bytes
+// of now. Anything else is dropped without a word.
 func TestDuplicateReads(t *testing.T) {
 	_, end, p := sender(t, func(a *verbs.QPAttr) { a.MaxDestRDAtomic = 2 })
 	const length = 4000 // PSNs 100 to 103
@@ -272,11 +274,12 @@ func TestDuplicateReads(t *testing.T) {
 	p.Send(read(end, 104, 0, 8))
 	expectRead(p, end, 104, 3, 0, 8)
 	support.Fault(t, "duplicate of a READ", support.Outcome{Wire: "responses, with the bytes of now"})
-	support.Fault(t, "duplicate of a READ, for something else", support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
+	support.Fault(t, "duplicate of a READ, for something else",
+		support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
 }
 
-// TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the responses of
-// those before it.
+// TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the
+// responses of those before it.
 func TestReadsInFlight(t *testing.T) {
 	for _, granted := range []int{0, 1, 2, 4} {
 		t.Run(fmt.Sprintf("%d granted", granted), func(t *testing.T) {
@@ -301,7 +304,8 @@ func TestReadsInFlight(t *testing.T) {
 			p.ExpectNothing(time.Second)
 		})
 	}
-	support.Fault(t, "more READs in flight than granted", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "more READs in flight than granted",
+		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestReadsInTurn: READs that are answered give their place back.
@@ -405,11 +409,12 @@ func TestReadyToReceive(t *testing.T) {
 	require.Equal(t, map[string]uint64{"qp_state": 4}, drops(end))
 	require.Empty(t, events(end))
 	support.Object(t, "Event", verbs.EventCommEst.String(), "first request that comes in RTR, once")
-	support.Fault(t, "packet before RTR, or response before RTS", support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
+	support.Fault(t, "packet before RTR, or response before RTS",
+		support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
 }
 
-// TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was dropped, so
-// the NAK is for that: otherwise only a timeout would tell.
+// TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was
+// dropped, so the NAK is for that: otherwise only a timeout would tell.
 func TestOrderChangedOnTheWay(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{})

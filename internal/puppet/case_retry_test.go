@@ -110,8 +110,8 @@ func TestRetriesOfBothKinds(t *testing.T) {
 	p.ExpectNothing(time.Minute)
 }
 
-// TestRNRTimer: no packet leaves before the time of the RNR NAK is over, be it new, and whatever the ACK timeout is; then
-// everything from the refused packet on is sent.
+// TestRNRTimer: no packet leaves before the time of the RNR NAK is over, be it new, and whatever the ACK timeout is;
+// then everything from the refused packet on is sent.
 func TestRNRTimer(t *testing.T) {
 	hundredths := []time.Duration{ // of a millisecond
 		65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
@@ -243,7 +243,8 @@ func TestRNRThenAck(t *testing.T) {
 	}
 }
 
-// TestRNRDuplicate: an RNR NAK that comes twice is one refusal; it neither costs a second retry nor starts the wait anew.
+// TestRNRDuplicate: an RNR NAK that comes twice is one refusal; it neither costs a second retry nor starts the wait
+// anew.
 func TestRNRDuplicate(t *testing.T) {
 	stage, end, p := sender(t, func(a *verbs.QPAttr) { a.RNRRetry = 1 })
 	end.Post(end.Request(1, verbs.WRSend, 0, 4))
@@ -263,7 +264,8 @@ func TestRNRDuringRecovery(t *testing.T) {
 	for _, timeout := range []uint8{0, 14} {
 		t.Run(fmt.Sprintf("timeout %d", timeout), func(t *testing.T) {
 			stage, end, p := sender(t, func(a *verbs.QPAttr) { a.Timeout = timeout })
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMARead, 0, 4), end.Request(3, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMARead, 0, 4),
+				end.Request(3, verbs.WRSend, 0, 4))
 			p.ExpectPacket(roce.RCSendOnly, 40)
 			p.ExpectPacket(roce.RCReadRequest, 41)
 			p.ExpectPacket(roce.RCSendOnly, 42)

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestRNRWindow: a peer without receives is sent four packets after each RNR NAK, however many were in flight before, until it takes one;
-// from then on the window doubles as at the start.
+// TestRNRWindow: a peer without receives is sent four packets after each RNR NAK, however many were in flight before,
+// until it takes one; from then on the window doubles as at the start.
 func TestRNRWindow(t *testing.T) {
 	stage, end, p := sender(t)
 	for id := range uint64(100) {

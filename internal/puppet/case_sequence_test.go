@@ -83,96 +83,109 @@ func expectDone(p *puppet.Puppet, opcode roce.Opcode, psn roce.PSN, msn uint32) 
 	return p.ExpectPacket(want, psn).Says(roce.SyndromeAckNoCredits, msn)
 }
 
+// sequence is what has come before a packet, and which opcodes may come then.
+type sequence struct {
+	before  []roce.Opcode // 0xFF is the first packet of the message that has begun, again
+	allowed []roce.Opcode
+}
+
+var sequences = map[string]sequence{
+	"nothing":                {nil, starts},
+	"SEND ONLY":              {[]roce.Opcode{roce.RCSendOnly}, starts},
+	"SEND ONLY invalidate":   {[]roce.Opcode{roce.RCSendOnlyInvalidate}, starts},
+	"SEND FIRST":             {[]roce.Opcode{roce.RCSendFirst}, goOnSend},
+	"SEND MIDDLE":            {[]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle}, goOnSend},
+	"SEND LAST":              {[]roce.Opcode{roce.RCSendFirst, roce.RCSendLast}, starts},
+	"SEND LAST invalidate":   {[]roce.Opcode{roce.RCSendFirst, roce.RCSendLastInvalidate}, starts},
+	"WRITE ONLY":             {[]roce.Opcode{roce.RCWriteOnly}, starts},
+	"WRITE ONLY immediate":   {[]roce.Opcode{roce.RCWriteOnlyImmediate}, starts},
+	"WRITE FIRST":            {[]roce.Opcode{roce.RCWriteFirst}, goOnWrite},
+	"WRITE MIDDLE":           {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteMiddle}, goOnWrite},
+	"WRITE LAST":             {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteLast}, starts},
+	"WRITE LAST immediate":   {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteLastImmediate}, starts},
+	"READ":                   {[]roce.Opcode{roce.RCReadRequest}, starts},
+	"fetch-and-add":          {[]roce.Opcode{roce.RCFetchAdd}, starts},
+	"compare-and-swap":       {[]roce.Opcode{roce.RCCompareSwap}, starts},
+	"atomic write":           {[]roce.Opcode{roce.RCAtomicWrite}, starts},
+	"FLUSH":                  {[]roce.Opcode{roce.RCFlush}, starts},
+	"SEND, WRITE FIRST":      {[]roce.Opcode{roce.RCSendOnly, roce.RCWriteFirst}, goOnWrite}, // the receive has room left
+	"WRITE, SEND FIRST":      {[]roce.Opcode{roce.RCWriteOnly, roce.RCSendFirst}, goOnSend},
+	"SEND FIRST, duplicate":  {[]roce.Opcode{roce.RCSendFirst, 0xFF}, goOnSend},
+	"WRITE FIRST, duplicate": {[]roce.Opcode{roce.RCWriteFirst, 0xFF}, goOnWrite},
+}
+
 // TestOpcodeSequence tries every request behind every state that a message can be in.
 func TestOpcodeSequence(t *testing.T) {
-	for name, c := range map[string]struct {
-		before  []roce.Opcode
-		allowed []roce.Opcode
-	}{
-		"nothing":                {nil, starts},
-		"SEND ONLY":              {[]roce.Opcode{roce.RCSendOnly}, starts},
-		"SEND ONLY invalidate":   {[]roce.Opcode{roce.RCSendOnlyInvalidate}, starts},
-		"SEND FIRST":             {[]roce.Opcode{roce.RCSendFirst}, goOnSend},
-		"SEND MIDDLE":            {[]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle}, goOnSend},
-		"SEND LAST":              {[]roce.Opcode{roce.RCSendFirst, roce.RCSendLast}, starts},
-		"SEND LAST invalidate":   {[]roce.Opcode{roce.RCSendFirst, roce.RCSendLastInvalidate}, starts},
-		"WRITE ONLY":             {[]roce.Opcode{roce.RCWriteOnly}, starts},
-		"WRITE ONLY immediate":   {[]roce.Opcode{roce.RCWriteOnlyImmediate}, starts},
-		"WRITE FIRST":            {[]roce.Opcode{roce.RCWriteFirst}, goOnWrite},
-		"WRITE MIDDLE":           {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteMiddle}, goOnWrite},
-		"WRITE LAST":             {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteLast}, starts},
-		"WRITE LAST immediate":   {[]roce.Opcode{roce.RCWriteFirst, roce.RCWriteLastImmediate}, starts},
-		"READ":                   {[]roce.Opcode{roce.RCReadRequest}, starts},
-		"fetch-and-add":          {[]roce.Opcode{roce.RCFetchAdd}, starts},
-		"compare-and-swap":       {[]roce.Opcode{roce.RCCompareSwap}, starts},
-		"atomic write":           {[]roce.Opcode{roce.RCAtomicWrite}, starts},
-		"FLUSH":                  {[]roce.Opcode{roce.RCFlush}, starts},
-		"SEND, WRITE FIRST":      {[]roce.Opcode{roce.RCSendOnly, roce.RCWriteFirst}, goOnWrite}, // the receive has room left
-		"WRITE, SEND FIRST":      {[]roce.Opcode{roce.RCWriteOnly, roce.RCSendFirst}, goOnSend},
-		"SEND FIRST, duplicate":  {[]roce.Opcode{roce.RCSendFirst, 0xFF}, goOnSend},
-		"WRITE FIRST, duplicate": {[]roce.Opcode{roce.RCWriteFirst, 0xFF}, goOnWrite},
-	} {
+	for name, c := range sequences {
 		for _, opcode := range requests() {
-			t.Run(fmt.Sprintf("%s, %v", name, opcode), func(t *testing.T) {
-				_, end, p := sender(t)
-				keys := []uint32{fastRegion(end, 64).RKey(), fastRegion(end, 64).RKey()}
-				for id := range uint64(3) {
-					end.PostRecv(id, 65536, 8192)
-				}
-				psn, msn := roce.PSN(100), uint32(0)
-				total := 1024 // of a WRITE of several packets: what is to come must fit
-				ended := false
-				for _, o := range append(c.before[min(1, len(c.before)):], opcode) {
-					if slices.Contains(goOnWrite, o) && !ended {
-						total += bytesOf(o)
-						ended = o.Info().Ends()
-					}
-				}
-				if !ended {
-					total += 8
-				}
-				try := func(opcode roce.Opcode) puppet.Packet {
-					packet := anyRequest(end, opcode, psn, bytesOf(opcode), 8)
-					if opcode == roce.RCWriteFirst {
-						packet.RETH.Length = uint32(total)
-					}
-					packet.Invalidate = keys[0]
-					psn++
-					p.Send(packet)
-					return packet
-				}
-				var first puppet.Packet
-				for _, o := range c.before {
-					if o == 0xFF { // of the message that has begun
-						p.Send(first)
-						p.ExpectAck(psn-1, msn)
-						continue
-					}
-					first = try(o)
-					if o.Info().Ends() {
-						msn++
-					}
-					expectDone(p, o, psn-1, msn)
-					if o.Info().Has(roce.HeaderIETH) {
-						keys = keys[1:]
-					}
-				}
-				try(opcode)
-				if slices.Contains(c.allowed, opcode) {
-					if opcode.Info().Ends() {
-						msn++
-					}
-					expectDone(p, opcode, psn-1, msn)
-					require.Equal(t, verbs.StateRTS, end.QP.State())
-					return
-				}
-				p.ExpectNAK(psn-1, roce.SyndromeNAKInvalidRequest).Says(roce.SyndromeNAKInvalidRequest, msn)
-				require.Equal(t, verbs.StateError, end.QP.State())
-				support.Opcode(t, opcode, support.Refused)
-				support.Fault(t, "request out of sequence", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
-			})
+			t.Run(fmt.Sprintf("%s, %v", name, opcode), func(t *testing.T) { c.send(t, opcode) })
 		}
 	}
+}
+
+// length is the DMALen of a WRITE of several packets of the sequence: what is to come must fit.
+func (c sequence) length(opcode roce.Opcode) int {
+	total := 1024
+	for _, o := range append(c.before[min(1, len(c.before)):], opcode) {
+		if slices.Contains(goOnWrite, o) {
+			total += bytesOf(o)
+			if o.Info().Ends() {
+				return total
+			}
+		}
+	}
+	return total + 8
+}
+
+// send sends the sequence and the opcode behind it.
+func (c sequence) send(t *testing.T, opcode roce.Opcode) {
+	_, end, p := sender(t)
+	keys := []uint32{fastRegion(end, 64).RKey(), fastRegion(end, 64).RKey()}
+	for id := range uint64(3) {
+		end.PostRecv(id, 65536, 8192)
+	}
+	psn, msn := roce.PSN(100), uint32(0)
+	total := c.length(opcode)
+	try := func(opcode roce.Opcode) puppet.Packet {
+		packet := anyRequest(end, opcode, psn, bytesOf(opcode), 8)
+		if opcode == roce.RCWriteFirst {
+			packet.RETH.Length = uint32(total)
+		}
+		packet.Invalidate = keys[0]
+		psn++
+		p.Send(packet)
+		return packet
+	}
+	var first puppet.Packet
+	for _, o := range c.before {
+		if o == 0xFF { // of the message that has begun
+			p.Send(first)
+			p.ExpectAck(psn-1, msn)
+			continue
+		}
+		first = try(o)
+		if o.Info().Ends() {
+			msn++
+		}
+		expectDone(p, o, psn-1, msn)
+		if o.Info().Has(roce.HeaderIETH) {
+			keys = keys[1:]
+		}
+	}
+	try(opcode)
+	if slices.Contains(c.allowed, opcode) {
+		if opcode.Info().Ends() {
+			msn++
+		}
+		expectDone(p, opcode, psn-1, msn)
+		require.Equal(t, verbs.StateRTS, end.QP.State())
+		return
+	}
+	p.ExpectNAK(psn-1, roce.SyndromeNAKInvalidRequest).Says(roce.SyndromeNAKInvalidRequest, msn)
+	require.Equal(t, verbs.StateError, end.QP.State())
+	support.Opcode(t, opcode, support.Refused)
+	support.Fault(t, "request out of sequence",
+		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestEmptyLast: the end of another message is out of sequence, also if there is nothing in it that could be wrong.

@@ -35,8 +35,8 @@ func TestAckTimeouts(t *testing.T) {
 	support.Object(t, "QP", "ACK timeout, codes 1 to 31", "4.096 µs, doubled as often as the code says")
 }
 
-// TestCase_B9_Answered: a peer that dies with one of these in flight is given up as soon as with a SEND, after exactly 1 + 7
-// timeouts: a retry count of seven means seven.
+// TestCase_B9_Answered: a peer that dies with one of these in flight is given up as soon as with a SEND, after
+// exactly 1 + 7 timeouts: a retry count of seven means seven.
 func TestCase_B9_Answered(t *testing.T) {
 	for _, a := range allAnswered {
 		for _, code := range []uint8{1, 14} {
@@ -202,8 +202,8 @@ func TestOneRecovery(t *testing.T) {
 	support.Fault(t, "packet lost, which several answers tell", support.Outcome{Requester: "sends again once"})
 }
 
-// TestCase_B6_Atomics: neither the ACK timeout of 4 ms nor news of the packets behind cuts the RNR wait of 41 ms short, when
-// atomics and READs are in flight with the refused SEND. They go out again behind it.
+// TestCase_B6_Atomics: neither the ACK timeout of 4 ms nor news of the packets behind cuts the RNR wait of 41 ms
+// short, when atomics and READs are in flight with the refused SEND. They go out again behind it.
 func TestCase_B6_Atomics(t *testing.T) {
 	for _, a := range allAnswered {
 		stage, end, p := sender(t, func(at *verbs.QPAttr) { at.Timeout = 10 })
@@ -260,8 +260,8 @@ func TestCase_B6_BothEnds(t *testing.T) {
 	support.Fault(t, "no receive is posted in time for the ACK timeout", support.Outcome{Requester: verbs.WCSuccess})
 }
 
-// TestCase_B7_Destroy: a queue pair that is refused for ever is destroyed at once, in the wait and outside of it, and leaves no
-// timer behind.
+// TestCase_B7_Destroy: a queue pair that is refused for ever is destroyed at once, in the wait and outside of it, and
+// leaves no timer behind.
 func TestCase_B7_Destroy(t *testing.T) {
 	for _, waiting := range []bool{false, true} {
 		stage, end, p := sender(t)
@@ -295,8 +295,8 @@ func TestCase_B7_Destroy(t *testing.T) {
 	support.Object(t, "QP", "Destroy while the peer refuses for ever with RNR NAKs", "at once")
 }
 
-// TestRoundTripOfResends: a round trip is not measured with a packet that was sent twice, since nobody knows which of the two was
-// answered (RFC 6298 section 3).
+// TestRoundTripOfResends: a round trip is not measured with a packet that was sent twice, since nobody knows which of
+// the two was answered (RFC 6298 section 3).
 func TestRoundTripOfResends(t *testing.T) {
 	for _, how := range []string{"timeout", "sequence NAK", "RNR NAK"} {
 		t.Run(how, func(t *testing.T) {
@@ -329,8 +329,8 @@ func TestRoundTripOfResends(t *testing.T) {
 	}
 }
 
-// TestRNRWaitAndLaterNAK: during the wait for a receive a sequence NAK changes nothing, whatever PSN it names: rdma_rxe sends them
-// for the packets behind the refused one.
+// TestRNRWaitAndLaterNAK: during the wait for a receive a sequence NAK changes nothing, whatever PSN it names:
+// rdma_rxe sends them for the packets behind the refused one.
 func TestRNRWaitAndLaterNAK(t *testing.T) {
 	for _, psn := range []roce.PSN{40, 41, 42} {
 		t.Run(fmt.Sprint(psn), func(t *testing.T) {

@@ -230,12 +230,14 @@ func TestWindowRights(t *testing.T) {
 			bind(end, w, verbs.WCMWBindErr, verbs.MWBind{MR: mr, Length: 64, Access: right})
 			r := &tries{t: t, end: end, p: p}
 			require.Equal(t, refused, r.try(roce.RCWriteOnly, w.RKey(), 8, 8))
-			support.Object(t, fmt.Sprintf("MW type %d", kind), "bind with a right to change what its owner may not", verbs.WCMWBindErr)
+			support.Object(t, fmt.Sprintf("MW type %d", kind), "bind with a right to change what its owner may not",
+				verbs.WCMWBindErr)
 		}
 	}
 }
 
-// TestWindowRebound: another binding of a type 1 window makes the old key, and the old range, invalid; length 0 unbinds it.
+// TestWindowRebound: another binding of a type 1 window makes the old key, and the old range, invalid; length 0
+// unbinds it.
 func TestWindowRebound(t *testing.T) {
 	stage := puppet.NewStage(t, mem.Options{})
 	end := stage.NewEnd(puppet.EndOptions{})
@@ -300,8 +302,9 @@ func TestWindowOwner(t *testing.T) {
 	}
 }
 
-// TestWindowsOfPastLives: type 2 windows end with the life of the queue pair that bound them. Its next life neither shows them to its
-// peer nor has to invalidate them, and neither does anybody keep their regions. Type 1 windows are the domain's, and stay.
+// TestWindowsOfPastLives: type 2 windows end with the life of the queue pair that bound them. Its next life neither
+// shows them to its peer nor has to invalidate them, and neither does anybody keep their regions. Type 1 windows are
+// the domain's, and stay.
 func TestWindowsOfPastLives(t *testing.T) {
 	for _, kind := range kinds {
 		_, end, p := sender(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestExplainSizes: Explain speaks of an MTU on the way if shorter packets than the one that was not answered had been answered, and none
-// that was as long.
+// TestExplainSizes: Explain speaks of an MTU on the way if shorter packets than the one that was not answered had
+// been answered, and none that was as long.
 func TestExplainSizes(t *testing.T) {
 	const short = "packets with up to 8 bytes of payload passed, those with 1024 did not: a link on the way"
 	for _, c := range []struct {

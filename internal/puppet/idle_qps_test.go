@@ -12,9 +12,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestIdleQPsCostNothing compares the time per message of a busy queue pair with and without 1,000 connected ones beside it
-// that do nothing. Both ends run in one goroutine and in virtual time, so it is the engine's own time. Runs alternate, and
-// the fastest of each kind counts: what the machine does beside is of no interest.
+// TestIdleQPsCostNothing compares the time per message of a busy queue pair with and without 1,000 connected ones
+// beside it that do nothing. Both ends run in one goroutine and in virtual time, so it is the engine's own time. Runs
+// alternate, and the fastest of each kind counts: what the machine does beside is of no interest.
 func TestIdleQPsCostNothing(t *testing.T) {
 	const idle, runs, messages = 1000, 200, 320
 	alone, crowded := busyQP(t, 0), busyQP(t, idle)
@@ -32,7 +32,8 @@ func TestIdleQPsCostNothing(t *testing.T) {
 	require.Less(t, ratio, 1.05)
 }
 
-// busyQP makes two ends with so many idle connections, and returns what measures a number of small WRITEs over another one.
+// busyQP makes two ends with so many idle connections, and returns what measures a number of small WRITEs over
+// another one.
 func busyQP(t *testing.T, idle int) func(messages int) time.Duration {
 	stage := puppet.NewStage(t, mem.Options{})
 	a, b := stage.NewEnd(puppet.EndOptions{}), stage.NewEnd(puppet.EndOptions{})

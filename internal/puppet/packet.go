@@ -106,20 +106,22 @@ func override[T any](field *T, value *T) {
 // lengthen changes the lengths that IP and UDP header say, and makes the IPv4 checksum fit.
 func lengthen(frame []byte, is4 bool, ip, udp int) {
 	add := func(b []byte, n int) { binary.BigEndian.PutUint16(b, uint16(int(binary.BigEndian.Uint16(b))+n)) }
-	const header = 14 // Ethernet
+	// Lengths of headers, and where the lengths and the checksum stand in them.
+	const ethernet, ipv4, ipv6 = 14, 20, 40
+	const ipv4Total, ipv4Checksum, ipv6Payload, udpTotal = 2, 10, 4, 4
 	if !is4 {
-		add(frame[header+4:], ip)
-		add(frame[header+40+4:], udp)
+		add(frame[ethernet+ipv6Payload:], ip)
+		add(frame[ethernet+ipv6+udpTotal:], udp)
 		return
 	}
-	add(frame[header+2:], ip)
-	add(frame[header+20+4:], udp)
-	packet := frame[header : header+20]
-	packet[10], packet[11] = 0, 0
+	add(frame[ethernet+ipv4Total:], ip)
+	add(frame[ethernet+ipv4+udpTotal:], udp)
+	packet := frame[ethernet : ethernet+ipv4]
+	packet[ipv4Checksum], packet[ipv4Checksum+1] = 0, 0
 	sum := uint32(0)
 	for i := 0; i < len(packet); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(packet[i:]))
 	}
 	sum = sum>>16 + sum&0xFFFF
-	binary.BigEndian.PutUint16(packet[10:], ^uint16(sum+sum>>16))
+	binary.BigEndian.PutUint16(packet[ipv4Checksum:], ^uint16(sum+sum>>16))
 }

@@ -112,8 +112,8 @@ func (e *End) close() {
 	}
 }
 
-// undo undoes something at the end of the test. A panic in the engine leaves its locks taken: it must be seen, and not a
-// test that hangs.
+// undo undoes something at the end of the test. A panic in the engine leaves its locks taken: it must be seen, and
+// not a test that hangs.
 func (e *End) undo(undo func() error) {
 	if e.t.Failed() {
 		return // what is left over is no news then

@@ -26,7 +26,8 @@ type Wire struct {
 	Packets []Sent
 	// Drop, if not nil, says which packets get lost.
 	Drop func(s *Sent) bool
-	// Change, if not nil, may change the bytes of a packet on its way, its ICRC included. The list has it as it was sent.
+	// Change, if not nil, may change the bytes of a packet on its way, its ICRC included. The list has it as it was
+	// sent.
 	Change func(frame []byte, p *roce.Packet)
 }
 

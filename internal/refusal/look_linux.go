@@ -36,7 +36,8 @@ func Release() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// Effective returns the effective capabilities of the calling thread as a function, which says yes to all if they cannot be read.
+// Effective returns the effective capabilities of the calling thread as a function, which says yes to all if they
+// cannot be read.
 func Effective() (has func(capability uint) bool) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -54,8 +55,8 @@ func inode(path string) uint64 {
 	return s.Ino
 }
 
-// networkIsForeign says whether the network namespace of the thread belongs to another user namespace than own. The kernel shows
-// the owner to those only who are inside of it, or above (fs/nsfs.c, ns_get_owner: EPERM).
+// networkIsForeign says whether the network namespace of the thread belongs to another user namespace than own. The
+// kernel shows the owner to those only who are inside of it, or above (fs/nsfs.c, ns_get_owner: EPERM).
 func networkIsForeign(own uint64) bool {
 	network, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

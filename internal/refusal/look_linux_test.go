@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLook: what the test can know of itself; the rest is shown by the tests of cmd/xroce, in processes that are refused something.
+// TestLook: what the test can know of itself; the rest is shown by the tests of cmd/xroce, in processes that are
+// refused something.
 func TestLook(t *testing.T) {
 	f := Look()
 	require.NotEmpty(t, f.Release)

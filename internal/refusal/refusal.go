@@ -1,6 +1,6 @@
-// Package refusal finds out what is known about why the kernel refused something: an error number alone does not say it. EPERM
-// comes from a missing capability, from a user namespace, from a seccomp filter and from a security module; ENOSYS comes from a
-// kernel without the system call and from a filter.
+// Package refusal finds out what is known about why the kernel refused something: an error number alone does not say
+// it. EPERM comes from a missing capability, from a user namespace, from a seccomp filter and from a security module;
+// ENOSYS comes from a kernel without the system call and from a filter.
 package refusal
 
 import (
@@ -12,8 +12,8 @@ import (
 // Facts are what a process can find out about itself and its kernel. Look fills them in.
 type Facts struct {
 	Release string // of the kernel: "6.12.57"; empty if unknown
-	// Nested says that the process is in another user namespace than the initial one, Foreign that the network namespace of the
-	// thread belongs to a user namespace that is not the process's own.
+	// Nested says that the process is in another user namespace than the initial one, Foreign that the network
+	// namespace of the thread belongs to a user namespace that is not the process's own.
 	Nested, Foreign bool
 	Seccomp         bool              // a seccomp filter is on the thread
 	Modules         string            // the active security modules, with commas; empty if unknown
@@ -29,8 +29,8 @@ func (f *Facts) Initial(what string) string {
 	return f.refused(what)
 }
 
-// Network says who may stand in the way of something that wants its capabilities in the user namespace that owns the network
-// namespace, such as socket(2), where the process holds them in its own one.
+// Network says who may stand in the way of something that wants its capabilities in the user namespace that owns the
+// network namespace, such as socket(2), where the process holds them in its own one.
 func (f *Facts) Network(what string) string {
 	if f.Foreign {
 		return fmt.Sprintf("the capabilities are there, but not in the user namespace that owns the network namespace, where %s wants them", what)
@@ -46,10 +46,12 @@ func (f *Facts) refused(what string) string {
 	if f.Modules != "" {
 		modules = "active are " + f.Modules
 	}
-	return fmt.Sprintf("the capabilities are there and no seccomp filter is; a security module may refuse %s (%s)", what, modules)
+	return fmt.Sprintf("the capabilities are there and no seccomp filter is; a security module may refuse %s (%s)", what,
+		modules)
 }
 
-// Absent says why something may be unknown to the kernel that an option of its configuration brings. what names it as in Initial.
+// Absent says why something may be unknown to the kernel that an option of its configuration brings. what names it as
+// in Initial.
 func (f *Facts) Absent(what, option string) string {
 	kernel := "this kernel"
 	if f.Release != "" {
@@ -63,7 +65,8 @@ func (f *Facts) Absent(what, option string) string {
 		return fmt.Sprintf("%s is built with %s=%s; the seccomp filter of this process may refuse %s (a container's profile has to allow it)",
 			kernel, option, value, what)
 	case set:
-		return fmt.Sprintf("%s is built with %s=%s and no seccomp filter is on this process, so the cause is not known", kernel, option, value)
+		return fmt.Sprintf("%s is built with %s=%s and no seccomp filter is on this process, so the cause is not known",
+			kernel, option, value)
 	case f.Seccomp:
 		return fmt.Sprintf("the seccomp filter of this process may refuse %s, or %s is built without %s (its configuration cannot be read)",
 			what, kernel, option)
@@ -71,8 +74,8 @@ func (f *Facts) Absent(what, option string) string {
 	return fmt.Sprintf("%s may be built without %s (its configuration cannot be read)", kernel, option)
 }
 
-// Older says whether a kernel release is older than since, such as "Linux 5.18". What cannot be compared is taken for older: the
-// text then names the version that is needed, which is true of any kernel.
+// Older says whether a kernel release is older than since, such as "Linux 5.18". What cannot be compared is taken for
+// older: the text then names the version that is needed, which is true of any kernel.
 func Older(release, since string) bool {
 	have, ok := version(release)
 	need, known := version(strings.TrimPrefix(since, "Linux "))

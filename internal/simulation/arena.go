@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// What memory may hold. Every message has a slot of its own at the place where it is to arrive, or writes a part of the slot of an
-// earlier one of its queue pair, which is where a duplicate that is executed late would show. A slot knows its versions in the
-// order in which they are written, and up to which of them that is certain: each byte must be that of the last certain version,
-// or of one of those that may have followed.
+// What memory may hold. Every message has a slot of its own at the place where it is to arrive, or writes a part of
+// the slot of an earlier one of its queue pair, which is where a duplicate that is executed late would show. A slot
+// knows its versions in the order in which they are written, and up to which of them that is certain: each byte must
+// be that of the last certain version, or of one of those that may have followed.
 
 // guard is the number of bytes between slots, which nobody may touch.
 const guard = 16

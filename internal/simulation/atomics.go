@@ -9,10 +9,10 @@ import (
 
 // Words that all queue pairs of both devices hit at once. The same memory is registered with both devices.
 //
-// Every fetch-and-add of a word adds another power of two, so that the word is the set of those that were executed, and every
-// value returned is the set of those before it. Executed once each and in some order means: these sets form a chain that grows.
-// Compare-and-swaps store values that occur once, so that the word passes through every value at most once: the
-// successful ones form a path, and every value returned lies on it.
+// Every fetch-and-add of a word adds another power of two, so that the word is the set of those that were executed,
+// and every value returned is the set of those before it. Executed once each and in some order means: these sets form
+// a chain that grows. Compare-and-swaps store values that occur once, so that the word passes through every value at
+// most once: the successful ones form a path, and every value returned lies on it.
 
 // origin of an operation: operations of one life of a flow are executed in their order.
 type origin struct {

@@ -7,9 +7,10 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// Keys that come and go. Each side has, in every life: a region for fast registration, a window of type 1 and one of type 2 that the
-// peer may use while they are open; an ordinary region that may be deregistered under way; and two regions for fast
-// registration for its own requests, which it opens, uses and closes in one go, without waiting for anything.
+// Keys that come and go. Each side has, in every life: a region for fast registration, a window of type 1 and one of
+// type 2 that the peer may use while they are open; an ordinary region that may be deregistered under way; and two
+// regions for fast registration for its own requests, which it opens, uses and closes in one go, without waiting for
+// anything.
 
 type keyKind int
 
@@ -194,8 +195,8 @@ func (f *flow) binding(k *key) verbs.BindInfo {
 	return verbs.BindInfo{LKey: e.arena.LKey(), Addr: address, Length: uint64(k.n), Access: access}
 }
 
-// buildClose makes a request that closes one of this end's keys, which no request of the peer uses any more. Windows of type 1
-// are bound anew, or to nothing.
+// buildClose makes a request that closes one of this end's keys, which no request of the peer uses any more. Windows
+// of type 1 are bound anew, or to nothing.
 func (f *flow) buildClose(k *key) *request {
 	k.open = false
 	if k.kind == window1 && f.g.chance(2) {
@@ -226,8 +227,8 @@ func (f *flow) buildInvalidate(k *key) *request {
 	return r
 }
 
-// endanger takes a key away that the peer uses: an ordinary region is deregistered, others are closed by the next request. What
-// the peer has under way may fail.
+// endanger takes a key away that the peer uses: an ordinary region is deregistered, others are closed by the next
+// request. What the peer has under way may fail.
 func (c *connection) endanger(s *side) error {
 	for _, k := range s.keys {
 		switch {

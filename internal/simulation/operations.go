@@ -58,8 +58,8 @@ func (f *flow) build() *request {
 	return f.buildFlush()
 }
 
-// gather chooses n bytes to send. Most come from the library, some from what a READ of this flow has brought, or brings: then
-// the request has a fence.
+// gather chooses n bytes to send. Most come from the library, some from what a READ of this flow has brought, or
+// brings: then the request has a fence.
 func (f *flow) gather(r *request, n int) (data []byte) {
 	g, e := f.g, f.from.end
 	r.length = n

@@ -29,8 +29,8 @@ var (
 	dump  = flag.String("pcapng", "", "write the packets of the last run to this `file`")
 )
 
-// TestSimulation runs random programs over a network that loses, doubles, damages, delays and reorders frames; see the package
-// comment for what must hold. The seeds are shared among as many goroutines as there are CPUs.
+// TestSimulation runs random programs over a network that loses, doubles, damages, delays and reorders frames; see
+// the package comment for what must hold. The seeds are shared among as many goroutines as there are CPUs.
 func TestSimulation(t *testing.T) {
 	var next, count atomic.Uint64
 	next.Store(*first)
@@ -61,7 +61,8 @@ func TestSimulation(t *testing.T) {
 	}
 	running.Wait()
 	t.Logf("%d seeds", count.Load())
-	support.Fault(t, "frames lost, doubled, damaged, delayed and reordered at random", support.Outcome{Requester: verbs.WCSuccess})
+	support.Fault(t, "frames lost, doubled, damaged, delayed and reordered at random",
+		support.Outcome{Requester: verbs.WCSuccess})
 }
 
 func run(t *testing.T, seed uint64) (err error) {

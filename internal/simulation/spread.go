@@ -2,9 +2,10 @@ package simulation
 
 import "github.com/xroce/xroce/roce"
 
-// spread makes all packets of a queue pair arrive at a queue that has nothing to do with its flow label, as on a NIC with a hash of
-// its own. Queue pairs then move, while everything else goes on. In half of the programs that have it the hash is one for the
-// whole run, so that no packet overtakes another one, moves or not; in the others it becomes another one now and then.
+// spread makes all packets of a queue pair arrive at a queue that has nothing to do with its flow label, as on a NIC
+// with a hash of its own. Queue pairs then move, while everything else goes on. In half of the programs that have it
+// the hash is one for the whole run, so that no packet overtakes another one, moves or not; in the others it becomes
+// another one now and then.
 type spread struct {
 	phases    int // of the hash so far; 0 without a spread
 	changes   bool

@@ -23,8 +23,9 @@ type seenFrame struct {
 	bytes string
 }
 
-// TestCase_F7_BothDirections: over a network that does everything to packets, the captures of the devices hold what was sent and what
-// has arrived, each frame at its time and as often as that was, and their marks are as many as the counters say, by reason and opcode.
+// TestCase_F7_BothDirections: over a network that does everything to packets, the captures of the devices hold what
+// was sent and what has arrived, each frame at its time and as often as that was, and their marks are as many as the
+// counters say, by reason and opcode.
 func TestCase_F7_BothDirections(t *testing.T) {
 	seen := make(map[string]int)
 	for seed := range uint64(20) {
@@ -47,7 +48,8 @@ func TestCase_F7_BothDirections(t *testing.T) {
 			stats, err := captures[i].Stop()
 			require.NoError(t, err)
 			require.Zero(t, stats.LeftOut)
-			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), opener.Counters(d), sent, arrived, seen)
+			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), opener.Counters(d), sent,
+				arrived, seen)
 		}
 		for frame, n := range sent {
 			require.Zero(t, n, "sent at %v, but not captured: %x", frame.at, frame.bytes)
@@ -63,7 +65,8 @@ func TestCase_F7_BothDirections(t *testing.T) {
 		require.NotZero(t, seen[comment], comment)
 	}
 	t.Logf("%v", seen)
-	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets", "as many marks as the counters say")
+	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets",
+		"as many marks as the counters say")
 }
 
 // judge compares a capture with the counters of its device, and takes its frames out of those sent and arrived.

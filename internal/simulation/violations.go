@@ -5,7 +5,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// buildViolation makes a request that must fail. Nothing of it may change a byte, and it ends the life of the connection.
+// buildViolation makes a request that must fail. Nothing of it may change a byte, and it ends the life of the
+// connection.
 func (f *flow) buildViolation() *request {
 	f.hazard = true
 	switch f.g.random.IntN(6) {
@@ -26,7 +27,8 @@ func (f *flow) buildTooLong() *request {
 	if v == nil {
 		return nil
 	}
-	r := &request{receive: v, fails: verbs.WCRemInvReqErr, breaksRcv: verbs.WCLocLenErr, wr: verbs.SendWR{Opcode: verbs.WRSend}}
+	r := &request{receive: v, fails: verbs.WCRemInvReqErr, breaksRcv: verbs.WCLocLenErr,
+		wr: verbs.SendWR{Opcode: verbs.WRSend}}
 	f.gather(r, v.capacity+1+f.g.random.IntN(f.g.mtu.Bytes()))
 	for _, s := range v.slots {
 		s.expect(nil, 0)

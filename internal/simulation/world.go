@@ -1,9 +1,9 @@
 // Package simulation runs whole devices against each other in virtual time. A run is a function of its seed: packets
-// are lost, doubled, damaged, delayed and reordered at the same places, and deadlines fire at the same times, whenever it is
-// repeated.
+// are lost, doubled, damaged, delayed and reordered at the same places, and deadlines fire at the same times,
+// whenever it is repeated.
 //
-// A Program is random: several connections live several lives each, with every operation of a send queue in both directions, and the
-// lives end in every way that there is (connection.go). What must hold:
+// A Program is random: several connections live several lives each, with every operation of a send queue in both
+// directions, and the lives end in every way that there is (connection.go). What must hold:
 //
 //   - Every request completes at most once, in the order of its queue, with the right status, opcode, length, immediate data and key;
 //     without a completion only if it asked for none and succeeded, or if its queue pair went to RESET (flow.go).

@@ -5,8 +5,9 @@
 //	support.Transition(t, from, to, transport.MaskTimeout, "required")
 //	support.Fault(t, "no receive is posted", support.Outcome{Wire: roce.RNRNAK(12)})
 //
-// Names and outcomes are values that the test has in its hands, rather than words, where there is one: they are written with
-// fmt.Sprint, so a change of the value changes the table. The package knows no other of this module, so that tests within any can use it.
+// Names and outcomes are values that the test has in its hands, rather than words, where there is one: they are
+// written with fmt.Sprint, so a change of the value changes the table. The package knows no other of this module, so
+// that tests within any can use it.
 //
 // Unless the environment variable XROCE_SUPPORT names a folder, nothing happens. internal/support/matrix runs all tests
 // with it and writes the table; it fails if any test failed or was skipped.
@@ -66,8 +67,8 @@ func Opcode(t testing.TB, opcode fmt.Stringer, how ...How) {
 	}
 }
 
-// Transition records that a queue pair takes an attribute with a transition, which is "required" or "optional". Attribute
-// nil is the transition with no attribute but those that it requires.
+// Transition records that a queue pair takes an attribute with a transition, which is "required" or "optional".
+// Attribute nil is the transition with no attribute but those that it requires.
 func Transition(t testing.TB, from, to, attribute fmt.Stringer, rule string) {
 	var name any = attribute
 	if attribute == nil {

@@ -46,8 +46,8 @@ func TestRecords(t *testing.T) {
 	}, records)
 }
 
-// TestNothing: a test that fails or is skipped leaves no record, nor does any if the variable is not set. The tests that
-// do so are TestBad's, in a process of their own.
+// TestNothing: a test that fails or is skipped leaves no record, nor does any if the variable is not set. The tests
+// that do so are TestBad's, in a process of their own.
 func TestNothing(t *testing.T) {
 	for test, want := range map[string]int{"TestBad/failed": 0, "TestBad/skipped": 0, "TestBad/passed": 1} {
 		dir := t.TempDir()

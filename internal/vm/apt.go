@@ -19,16 +19,16 @@ const listsAge = 24 * time.Hour
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// apt is a private state of apt for one suite of Debian: this machine's own lists and packages are neither read nor changed,
-// but its configuration is (proxies).
+// apt is a private state of apt for one suite of Debian: this machine's own lists and packages are neither read nor
+// changed, but its configuration is (proxies).
 type apt struct {
 	dir     string
 	suite   string
 	updated bool // by this process
 }
 
-// openApt brings the lists up to date if they are old. Where that fails, such as without a network, old ones do: what is made of
-// them may be there already.
+// openApt brings the lists up to date if they are old. Where that fails, such as without a network, old ones do: what
+// is made of them may be there already.
 func openApt(ctx context.Context, cache, suite string, progress func(string)) (*apt, error) {
 	a := &apt{dir: filepath.Join(cache, "apt", suite), suite: suite}
 	s, err := os.Stat(a.stamp())
@@ -85,7 +85,8 @@ func (a *apt) update(ctx context.Context) error {
 	return os.WriteFile(a.stamp(), nil, 0o644)
 }
 
-// withLists calls f, and once more with lists brought up to date if it fails with older ones: a mirror has no old packages.
+// withLists calls f, and once more with lists brought up to date if it fails with older ones: a mirror has no old
+// packages.
 func (a *apt) withLists(ctx context.Context, f func() error) error {
 	err := f()
 	if err == nil || a.updated || ctx.Err() != nil {
@@ -97,7 +98,8 @@ func (a *apt) withLists(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// mirror is the mirror that this machine uses if it runs Debian, and the public one otherwise. $XROCE_VM_MIRROR overrides it.
+// mirror is the mirror that this machine uses if it runs Debian, and the public one otherwise. $XROCE_VM_MIRROR
+// overrides it.
 func mirror(ctx context.Context) string {
 	if m := os.Getenv("XROCE_VM_MIRROR"); m != "" {
 		return m
@@ -150,7 +152,8 @@ func (a *apt) closure(ctx context.Context, dir string, packages ...string) ([]st
 	return filepath.Glob(filepath.Join(dir, "*.deb"))
 }
 
-// fetch fetches packages without what they depend on into a folder made anew, and returns the files. Those that do not exist are left out.
+// fetch fetches packages without what they depend on into a folder made anew, and returns the files. Those that do
+// not exist are left out.
 func (a *apt) fetch(ctx context.Context, dir string, packages ...string) ([]string, error) {
 	var there []string
 	for _, p := range packages {

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// starts is what the thread that starts all children reads. The kernel sends a child its parent death signal when the thread that
-// made it ends, not the process (prctl(2), PR_SET_PDEATHSIG), so the thread is no thread of the scheduler's, which ends threads
-// at will: its goroutine stays on it until the process ends.
+// starts is what the thread that starts all children reads. The kernel sends a child its parent death signal when the
+// thread that made it ends, not the process (prctl(2), PR_SET_PDEATHSIG), so the thread is no thread of the
+// scheduler's, which ends threads at will: its goroutine stays on it until the process ends.
 var starts = sync.OnceValue(func() chan<- func() {
 	functions := make(chan func())
 	go func() {
@@ -25,8 +25,8 @@ var starts = sync.OnceValue(func() chan<- func() {
 	return functions
 })
 
-// start starts a process that the kernel kills when this one dies, however it dies. A process that its context ends is waited
-// for 5 s at most if children of its own hold its output.
+// start starts a process that the kernel kills when this one dies, however it dies. A process that its context ends
+// is waited for 5 s at most if children of its own hold its output.
 func start(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = 5 * time.Second

@@ -8,7 +8,8 @@ import (
 	"io/fs"
 )
 
-// archive is an initramfs: a cpio archive of the format "newc" (Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive is an initramfs: a cpio archive of the format "newc"
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
 type archive struct {
 	bytes.Buffer
 	inode int
@@ -24,7 +25,8 @@ func (a *archive) close() { a.entry("TRAILER!!!", 0, nil) }
 
 func (a *archive) entry(name string, mode fs.FileMode, content []byte) {
 	a.inode++
-	// magic, inode, mode, uid, gid, links, mtime, size, device (2), rdev (2), length of the name with its zero, checksum
+	// magic, inode, mode, uid, gid, links, mtime, size, device (2), rdev (2), length of the name with its zero,
+	// checksum
 	fmt.Fprintf(a, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", a.inode, uint32(mode), 0, 0, 1, 0,
 		len(content), 0, 0, 0, 0, len(name)+1, 0)
 	a.WriteString(name + "\x00")

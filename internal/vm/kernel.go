@@ -28,7 +28,8 @@ var keptModules = regexp.MustCompile(`^kernel/(arch|crypto|lib|net|drivers/(dca|
 var bootModules = []string{"virtio_pci", "9pnet_virtio", "9p", "virtio_console", "virtio-rng"}
 
 // prepareKernel lays out the kernel of a suite in kernels/VERSION: vmlinuz and modules/VERSION.
-func prepareKernel(ctx context.Context, cache string, tools tree, suite string, progress func(string)) (version string, err error) {
+func prepareKernel(ctx context.Context, cache string, tools tree, suite string,
+	progress func(string)) (version string, err error) {
 	a, err := openApt(ctx, cache, suite, progress)
 	if err != nil {
 		return "", err
@@ -51,7 +52,8 @@ func prepareKernel(ctx context.Context, cache string, tools tree, suite string, 
 		}
 		progress("fetch kernel " + version)
 		// Older kernels are one package, newer ones several.
-		files, err = a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version, "linux-modules-"+version)
+		files, err = a.fetch(ctx, filepath.Join(work, "archives"), "linux-image-"+version, "linux-binary-"+version,
+			"linux-modules-"+version)
 		return err
 	})
 	if err != nil || len(files) == 0 {
@@ -103,8 +105,8 @@ func findKernel(unpacked, version string) (string, error) {
 	return "", fmt.Errorf("the packages of %s have no vmlinuz", version)
 }
 
-// keepModules moves the modules that a guest may load, uncompressed and without signatures: emulated, unpacking and checking
-// them takes a second per MiB.
+// keepModules moves the modules that a guest may load, uncompressed and without signatures: emulated, unpacking and
+// checking them takes a second per MiB.
 func keepModules(ctx context.Context, tools tree, from, to string) error {
 	compressed := map[string][]string{}
 	var kept []string
@@ -190,7 +192,8 @@ func makeInitramfs(root tree, modules string) ([]byte, error) {
 	return a.Bytes(), nil
 }
 
-// bootOrder returns the files of the boot modules, what each depends on before it. What the kernel has built in is no file.
+// bootOrder returns the files of the boot modules, what each depends on before it. What the kernel has built in is no
+// file.
 func bootOrder(dependencies string) (order []string) {
 	for _, want := range bootModules {
 		for line := range strings.Lines(dependencies) {

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes the file for this process, which the file names meanwhile. It ends with the process. progress hears of a wait.
+// lock takes the file for this process, which the file names meanwhile. It ends with the process. progress hears of a
+// wait.
 func lock(ctx context.Context, path string, progress func(string)) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -53,7 +54,8 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// TempDir makes a folder in the cache. remove removes it; if this process dies before, the next TempDir of any process does.
+// TempDir makes a folder in the cache. remove removes it; if this process dies before, the next TempDir of any
+// process does.
 func TempDir(ctx context.Context) (dir string, remove func(), err error) {
 	cache, err := Cache()
 	if err != nil {

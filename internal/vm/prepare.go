@@ -21,7 +21,8 @@ var guestPackages = []string{
 	"rdmacm-utils", "sed", "tcpdump", "util-linux",
 }
 
-// The trees of programs. What they are made of is in their names: another list of packages does not replace what a machine runs on.
+// The trees of programs. What they are made of is in their names: another list of packages does not replace what a
+// machine runs on.
 func toolsTree(cache string) tree { return treeOf(cache, "tools", toolPackages) }
 func rootTree(cache string) tree  { return treeOf(cache, "root", guestPackages) }
 
@@ -30,9 +31,9 @@ func treeOf(cache, name string, packages []string) tree {
 	return tree(filepath.Join(cache, fmt.Sprintf("%s-%x", name, sum[:6])))
 }
 
-// Prepare fetches what is missing of a kernel, the guest's user space and QEMU, and returns the version of the kernel, such as
-// "6.12.57+deb13-amd64". It tells on progress, which may be nil, what takes a while. kernel is one of Kernels, or a version
-// that was prepared before.
+// Prepare fetches what is missing of a kernel, the guest's user space and QEMU, and returns the version of the
+// kernel, such as "6.12.57+deb13-amd64". It tells on progress, which may be nil, what takes a while. kernel is one of
+// Kernels, or a version that was prepared before.
 func Prepare(ctx context.Context, kernel string, progress func(string)) (version string, err error) {
 	if err := Validate(kernel, ""); err != nil {
 		return "", err

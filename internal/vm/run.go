@@ -223,18 +223,19 @@ func qemu(ctx context.Context, cache, version, job string, o Options) *exec.Cmd 
 	return cmd
 }
 
-// accelerator is emulation: a KVM that is there may still fail, as nested ones do now and then. $XROCE_VM_ACCEL=kvm asks for it.
-// Emulated, the CPU must not tell of fast string instructions (erms), since the kernel would then copy by "rep movsb", which is emulated
-// byte by byte; and of none that are emulated at great length (smap, smep, pcid).
+// accelerator is emulation: a KVM that is there may still fail, as nested ones do now and then. $XROCE_VM_ACCEL=kvm
+// asks for it. Emulated, the CPU must not tell of fast string instructions (erms), since the kernel would then copy
+// by "rep movsb", which is emulated byte by byte; and of none that are emulated at great length (smap, smep, pcid).
 func accelerator() []string {
 	if os.Getenv("XROCE_VM_ACCEL") == "kvm" {
 		return []string{"-accel", "kvm", "-cpu", "host"}
 	}
-	return []string{"-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Haswell-noTSX,-erms,-smap,-smep,-pcid,-invpcid,-tsc-deadline"}
+	return []string{"-accel", "tcg,thread=multi,tb-size=256", "-cpu",
+		"Haswell-noTSX,-erms,-smap,-smep,-pcid,-invpcid,-tsc-deadline"}
 }
 
-// nics are two network devices that a hub joins. Each sits behind a root port of its own: igb has virtual functions, whose
-// numbers collide with those of its neighbours on one bus.
+// nics are two network devices that a hub joins. Each sits behind a root port of its own: igb has virtual functions,
+// whose numbers collide with those of its neighbours on one bus.
 func nics(model string) (args []string) {
 	if model == "" {
 		return nil

@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Interruptible returns a context for a whole program: it ends with SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP. The
-// second signal ends the program. A write to a pipe that nobody reads any more becomes an error, where it would end the program
-// and leave behind what it has made.
+// Interruptible returns a context for a whole program: it ends with SIGINT, SIGTERM and, unless nohup has it ignored,
+// SIGHUP. The second signal ends the program. A write to a pipe that nobody reads any more becomes an error, where it
+// would end the program and leave behind what it has made.
 func Interruptible() (ctx context.Context, stop func()) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}

@@ -20,7 +20,8 @@ const multiarch = "usr/lib/x86_64-linux-gnu"
 type tree string
 
 // make makes the tree of packages and all that they depend on, unless it is there. finish completes it.
-func (t tree) make(ctx context.Context, what string, packages []string, finish func(tree) error, progress func(string)) error {
+func (t tree) make(ctx context.Context, what string, packages []string, finish func(tree) error,
+	progress func(string)) error {
 	if exists(string(t)) {
 		return nil
 	}

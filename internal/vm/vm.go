@@ -1,14 +1,15 @@
 //go:build linux
 
-// Package vm boots a Linux kernel of Debian in a virtual machine and runs a script there, for what the kernel of this machine
-// does not have: rdma_rxe, network devices with zero copy, other versions. It needs nothing but apt and dpkg: kernels, the
-// guest's user space and QEMU itself are packages of Debian, unpacked into a cache and not installed. Neither root nor KVM
-// is needed, nor does the guest have a network to the outside.
+// Package vm boots a Linux kernel of Debian in a virtual machine and runs a script there, for what the kernel of this
+// machine does not have: rdma_rxe, network devices with zero copy, other versions. It needs nothing but apt and dpkg:
+// kernels, the guest's user space and QEMU itself are packages of Debian, unpacked into a cache and not installed.
+// Neither root nor KVM is needed, nor does the guest have a network to the outside.
 //
-// Life of a run: Prepare has apt fetch what is missing and unpacks it. Run makes a folder with the script and the files for
-// the guest, and starts QEMU. The guest mounts three folders of this machine by 9P: the root, the modules, and that
-// folder. Its first process (guest/initramfs.sh) is of an initramfs with the modules that this takes, the second one (guest/init.sh)
-// runs the script, whose output comes back by a port of virtio-serial and whose status and results are files in the folder.
+// Life of a run: Prepare has apt fetch what is missing and unpacks it. Run makes a folder with the script and the
+// files for the guest, and starts QEMU. The guest mounts three folders of this machine by 9P: the root, the modules,
+// and that folder. Its first process (guest/initramfs.sh) is of an initramfs with the modules that this takes, the
+// second one (guest/init.sh) runs the script, whose output comes back by a port of virtio-serial and whose status and
+// results are files in the folder.
 package vm
 
 import (
@@ -35,10 +36,12 @@ var Kernels = map[string]string{
 // NICs are the models of network devices that guests have drivers for.
 var NICs = []string{"virtio", "igb", "e1000e", "vmxnet3"}
 
-// Validate says whether a kernel and a model of network devices, which may be empty, can be had, without fetching anything.
+// Validate says whether a kernel and a model of network devices, which may be empty, can be had, without fetching
+// anything.
 func Validate(kernel, nic string) error {
 	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("the virtual machine is made of programs for amd64, which a machine of %s does not run", runtime.GOARCH)
+		return fmt.Errorf("the virtual machine is made of programs for amd64, which a machine of %s does not run",
+			runtime.GOARCH)
 	}
 	cache, err := Cache()
 	if err != nil {

@@ -53,8 +53,8 @@ func (t *Table) Read(p *Principal, need Access, r Range, into []byte) Fault {
 	}
 }
 
-// Touch writes a zero into every page of a buffer, whose first byte is the first of a page: FaultBuffer says that one of them
-// is not to be had.
+// Touch writes a zero into every page of a buffer, whose first byte is the first of a page. FaultBuffer says that the kernel cannot give one of
+// them.
 func Touch(buffer []byte, page int) Fault {
 	zero := [][]byte{{0}}
 	for at := 0; at < len(buffer); at += page {

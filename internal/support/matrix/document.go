@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	_ "embed"
 	"fmt"
 	"maps"
 	"path"
@@ -14,17 +13,12 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-const preface = `# What is supported
+const detailsPreface = `# What is supported, test by test
 
-Made by "make support" from what tests recorded that passed (package internal/support): do not edit. A row that has no test
-does not exist; what the specification has and no test has shown is listed behind them. Tests are named with their package.
-The last section is of virtual machines.
+"make support" makes this page from what tests recorded that passed (package internal/support): do not edit it. Each row names the tests that have shown
+it, with their package, so a row without a test does not exist. What the specification has and no test has shown is listed behind the tables.
+[support.md](support.md) is the short form.
 `
-
-// kernels is the last section. It is not of records of tests but of what virtual machines have shown: "bin/interop report" writes it.
-//
-//go:embed kernels.md
-var kernels string
 
 // row is what tests found about one key.
 type row struct {
@@ -52,8 +46,8 @@ func (t table) sorted() [][]string {
 	return rows
 }
 
-// collect merges records into tables. What one test found out about a row and another one did not look at makes one row;
-// what they found out differently is an error.
+// collect merges records into tables. What one test found out about a row and another one did not look at makes one
+// row; what they found out differently is an error.
 func collect(records []support.Record) (map[string]table, error) {
 	slices.SortFunc(records, func(a, b support.Record) int {
 		return cmp.Or(cmp.Compare(a.Package, b.Package), cmp.Compare(a.Test, b.Test))
@@ -83,22 +77,22 @@ func collect(records []support.Record) (map[string]table, error) {
 	return tables, nil
 }
 
-// document writes the file.
-func document(records []support.Record) ([]byte, error) {
+// documents writes the short page and the one with the tests.
+func documents(records []support.Record) (short, details []byte, err error) {
 	tables, err := collect(records)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	opcodes, missingOpcodes, err := opcodeRows(tables[support.TableOpcode])
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	changes, missingChanges, err := transitionRows(tables[support.TableTransition])
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var b bytes.Buffer
-	b.WriteString(preface)
+	b.WriteString(detailsPreface)
 	section(&b, "## Opcodes", "", []string{"Transport", "Opcode", "Checked", "Tests"}, opcodes)
 	section(&b, "## Transitions of RC queue pairs", "A row without an attribute is the transition with what it requires and nothing else.",
 		[]string{"Transition", "Attribute", "Rule", "Tests"}, changes)
@@ -108,11 +102,8 @@ func document(records []support.Record) ([]byte, error) {
 	section(&b, "## Objects", "", []string{"Object", "Operation", "Outcome", "Tests"}, tables[support.TableObject].sorted())
 	b.WriteString("\n## Not supported or not checked\n")
 	section(&b, "### Opcodes without a test that sends and receives them", "", []string{"Opcode", "Sent", "Received"}, missingOpcodes)
-	fmt.Fprintf(&b, "\nNot in roce's table at all: %s.\n", unknownOpcodes())
 	section(&b, "### Transitions and attributes", "", []string{"Transition", "Attribute"}, missingChanges)
-	fmt.Fprintf(&b, "\n### Asynchronous events\n\n%s.\n", strings.Join(missingEvents(tables[support.TableObject]), ", "))
-	b.WriteString("\n" + kernels)
-	return b.Bytes(), nil
+	return summary(tables), b.Bytes(), nil
 }
 
 func section(b *bytes.Buffer, title, note string, head []string, rows [][]string) {
@@ -133,7 +124,8 @@ func section(b *bytes.Buffer, title, note string, head []string, rows [][]string
 	}
 }
 
-// opcodeRows returns the opcodes with the ways in which they were checked, and those that no test has sent and received.
+// opcodeRows returns the opcodes with the ways in which they were checked, and those that no test has sent and
+// received.
 func opcodeRows(t table) (rows, missing [][]string, err error) {
 	used := 0
 	for number := range 256 {
@@ -179,10 +171,17 @@ func yes(b bool) string {
 	return "no"
 }
 
-// missingEvents lists the events that no test has seen.
+// missingEvents lists the events that no test has seen. A row of an event has its name as the operation or, where
+// several things lead to it, as the outcome.
 func missingEvents(objects table) (missing []string) {
+	seen := make(map[string]bool)
+	for _, r := range objects {
+		if r.key[0] == "Event" {
+			seen[r.key[1]], seen[r.value[0]] = true, true
+		}
+	}
 	for _, event := range events {
-		if objects.find("Event", event) == nil {
+		if !seen[event] {
 			missing = append(missing, event)
 		}
 	}
@@ -210,8 +209,8 @@ func unknownOpcodes() string {
 	return strings.Join(ranges, ", ")
 }
 
-// transitionRows returns the transitions with the attributes that were checked, and those of the specification that were
-// not. Every row must be in the specification, with the same rule.
+// transitionRows returns the transitions with the attributes that were checked, and those of the specification that
+// were not. Every row must be in the specification, with the same rule.
 func transitionRows(t table) (rows, missing [][]string, err error) {
 	used := 0
 	for _, s := range transitions {

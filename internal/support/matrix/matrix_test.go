@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 
@@ -25,12 +26,14 @@ func TestDocument(t *testing.T) {
 		record("TestA", support.TableOpcode, []string{"RC_SEND_ONLY", "refused with a NAK"}),
 		record("TestA", support.TableOpcode, []string{"RC_FLUSH", "refused with a NAK"}),
 		record("TestA", support.TableObject, []string{"Event", "CQ error"}, "told"),
+		record("TestA", support.TableObject, []string{"Event", "cable pulled"}, "port error"),
+		record("TestA", support.TableLimit, []string{"PORT", "invalid QP attribute: PORT is 0"}),
 		record("TestA", support.TableTransition, []string{"RESET", "INIT", ""}, ""),
 		record("TestA", support.TableTransition, []string{"RESET", "INIT", "PORT"}, "required"),
 		record("TestA", support.TableFault, []string{"loss | of all"}, "", "", "", "", "again"),
 		record("TestB", support.TableFault, []string{"loss | of all"}, "NAK", "", "", "", ""),
 	}
-	text, err := document(records)
+	short, text, err := documents(records)
 	require.NoError(t, err)
 	for _, line := range []string{
 		"| RC | SEND_ONLY | sent | roce.TestA, roce.TestB |",
@@ -47,17 +50,47 @@ func TestDocument(t *testing.T) {
 		require.Contains(t, strings.Split(string(text), "\n"), line)
 	}
 	require.NotContains(t, string(text), "| RC_SEND_ONLY |")
-	require.True(t, strings.HasSuffix(string(text), "\n\n"+kernels))
+	for _, line := range []string{
+		"| RC | SEND | 4 |  | 1 of 4 | 1 of 4 | 1 of 4 | 1 of 4 |  |",
+		"| RC | FLUSH | 1 |  |  |  |  | yes |  |",
+		"| UD | SEND | 1 |  |  |  |  |  |  |",
+		"| RESET to INIT | PORT |  | PKEY_INDEX, ACCESS_FLAGS |",
+		`| NAK | loss \| of all |`,
+		"| PORT | PORT is 0 |",
+		"| Event | CQ error; cable pulled |",
+	} {
+		require.Contains(t, strings.Split(string(short), "\n"), line)
+	}
+	require.Contains(t, string(short), "RTS to SQD, SQD to RTS, SQD to SQD")
+	require.True(t, strings.HasSuffix(string(short), "\n\n"+kernels))
 	require.True(t, strings.HasPrefix(kernels, "## Kernels and drivers\n"))
-	require.Contains(t, string(text), "\nQP fatal error, QP invalid request error, ")
-	require.Contains(t, string(text), "table at all: 0x15, 0x18 to 0x1b, 0x1e to 0x1f, 0x2c to 0x63, 0x66 to 0x80, 0x82 to 0xff.")
+	require.Contains(t, string(short), "events: QP fatal error, QP invalid request error, ")
+	require.NotContains(t, string(short), "port error")
+	require.Contains(t, string(short),
+		"does not have 0x15, 0x18 to 0x1b, 0x1e to 0x1f, 0x2c to 0x63, 0x66 to 0x80, 0x82 to 0xff.")
 
 	for i, j := 0, len(records)-1; i < j; i, j = i+1, j-1 {
 		records[i], records[j] = records[j], records[i]
 	}
-	again, err := document(records)
+	shortAgain, again, err := documents(records)
 	require.NoError(t, err)
 	require.Equal(t, string(text), string(again))
+	require.Equal(t, string(short), string(shortAgain))
+}
+
+// TestCondense: names with the same end are one entry, and of the others those with the same beginning.
+func TestCondense(t *testing.T) {
+	require.Equal(t, "wrong (3); no right (2); WRITE, alone; one, and only", condense([]string{
+		"READ, wrong", "WRITE, wrong", "FLUSH, wrong", "WRITE, no right", "READ, no right", "WRITE, alone", "one, and only",
+	}))
+	require.Equal(t, "CreateQP (2); Destroy", condense([]string{"Destroy", "CreateQP, depth", "CreateQP, type"}))
+}
+
+// TestShortPage: the page is one that a person reads.
+func TestShortPage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/support.md")
+	require.NoError(t, err)
+	require.Less(t, bytes.Count(page, []byte("\n")), 200)
 }
 
 // TestContradictions: the document is not written with what cannot be true.
@@ -81,7 +114,7 @@ func TestContradictions(t *testing.T) {
 			record("TestA", support.TableTransition, []string{"RESET", "INIT", "PORT"}, "optional"),
 		}, []string{"PORT", "required", "optional"}},
 	} {
-		_, err := document(c.records)
+		_, _, err := documents(c.records)
 		require.Error(t, err, name)
 		for _, part := range c.parts {
 			require.ErrorContains(t, err, part, name)
@@ -89,8 +122,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// TestShow: what passes is one line; what fails is told in full, also what has not come to an end when its package fails; what
-// is skipped is returned.
+// TestShow: what passes is one line; what fails is told in full, also what has not come to an end when its package
+// fails; what is skipped is returned.
 func TestShow(t *testing.T) {
 	var events bytes.Buffer
 	for _, e := range []map[string]string{

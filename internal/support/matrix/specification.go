@@ -2,8 +2,8 @@ package main
 
 import "strings"
 
-// The transitions that there are to support, from the specification and not from the code, so that none can be missing in
-// both. For opcodes roce's table serves, and what it does not have is listed.
+// The transitions that there are to support, from the specification and not from the code, so that none can be
+// missing in both. For opcodes roce's table serves, and what it does not have is listed.
 
 // transition is one of an RC queue pair's.
 type transition struct {

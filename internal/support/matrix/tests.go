@@ -42,8 +42,8 @@ func runTests(dir string, output io.Writer) error {
 	return nil
 }
 
-// show reads the events of go test -json (go doc test2json) and returns the names of what failed and what the skipped tests
-// say.
+// show reads the events of go test -json (go doc test2json) and returns the names of what failed and what the skipped
+// tests say.
 func show(events io.Reader, output io.Writer) (failed, skipped []string, err error) {
 	printed := make(map[string]map[string]string) // by package and test
 	// tell prints what the tests of a package have printed that have not ended, in the order of their names.

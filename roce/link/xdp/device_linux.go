@@ -124,6 +124,10 @@ func (d *Device) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Each step below would name only what it lacks itself.
+	if err := lacking(missingCapabilities()); err != nil {
+		return err
+	}
 	d.was = d.netdev.identify(attributes)
 	d.driver = d.was.driver
 	d.program, err = bpf.Load(bpf.Options{Queues: receive, MAC: macOf(attributes.HardwareAddr)})

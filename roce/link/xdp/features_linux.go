@@ -43,7 +43,7 @@ func features(p probes) []Feature {
 	return list
 }
 
-// CheckFeatures says, in one line and with ErrNotSupported, what is not to be had of what is needed, or nil.
+// CheckFeatures returns an error of one line, with ErrNotSupported, that names the needed features which this kernel lacks, or nil.
 func CheckFeatures(list []Feature) error {
 	other, lacks := missingFeatures(list, KernelRelease())
 	if lacks != nil || other == nil {
@@ -74,7 +74,7 @@ func missingFeatures(list []Feature, release string) (other []string, lacks erro
 // KernelRelease is the kernel's version as uname(2) tells it.
 func KernelRelease() string { return refusal.Release() }
 
-// explainUnsupported puts what the kernel is too old for in the place of what failed for want of it.
+// explainUnsupported replaces an error that follows from a missing feature of the kernel by one that names the feature.
 func explainUnsupported(err error, ask func() probes) error {
 	if !errors.Is(err, ErrNotSupported) {
 		return err

@@ -47,7 +47,7 @@ type MultiBuffer uint8
 const (
 	// MultiBufferAuto allows it where the kernel and the rung do, except where the driver gives zero copy.
 	MultiBufferAuto MultiBuffer = iota
-	// MultiBufferOn has Open fail with ErrNotSupported where it is not to be had. Zero copy is still asked for first,
+	// MultiBufferOn has Open fail with ErrNotSupported where it is not available. Zero copy is still asked for first,
 	// together with it.
 	MultiBufferOn
 	// MultiBufferOff keeps every frame in one buffer.

@@ -18,7 +18,7 @@ type ProbeOptions struct {
 	// Attach has each device that could serve opened for a moment, which tells for sure. It can bounce the link of
 	// a NIC, and takes RoCE packets away from the kernel meanwhile. Without it the device carries packets as before.
 	Attach bool
-	// Look leaves out trying, for whoever opens the device next anyway: then Obstacle and Missing say only what is known without it.
+	// Look skips the attempt, for a caller that opens the device next anyway. Obstacle and Missing then say only what is known without it.
 	Look bool
 }
 

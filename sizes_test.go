@@ -1,0 +1,78 @@
+package xroce_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Most lines that a function may have, and a file of the data path.
+const (
+	functionLines = 80
+	fileLines     = 500
+)
+
+// dataPath are the folders whose files are read from top to bottom: the way of a packet.
+var dataPath = []string{"roce", "xsk", "verbs"}
+
+// longFunctions are those that may be longer still. The list shrinks: a function that is short enough has to leave it.
+var longFunctions = map[string]bool{
+	"roce/driver.TestLoopbackOpcodes":       true,
+	"roce/driver.TestMovesBesideEverything": true,
+	"verbs.destroyInAnyOrder":               true,
+	"verbs.dieYoung":                        true,
+	"verbs.inhabit":                         true,
+	"verbs.TestCase_C10":                    true,
+	"verbs.TestCase_D14_Sizes":              true,
+	"verbs.TestCase_D2":                     true,
+	"verbs.TestCase_D3_Overrun":             true,
+	"verbs.TestCase_Identity":               true,
+	"verbs.TestCase_Queues":                 true,
+	"verbs.TestMisuse":                      true,
+	"verbs.TestMisuseOfKeys":                true,
+	"verbs.TestNoLostWakeup":                true,
+	"verbs.TestSRQ":                         true,
+}
+
+// TestSizes: functions and files of the data path stay short enough to be read at once.
+func TestSizes(t *testing.T) {
+	long := make(map[string]bool)
+	require.NoError(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil || ast.IsGenerated(file) {
+			return err
+		}
+		line := func(p token.Pos) int { return set.Position(p).Line }
+		room, _, _ := strings.Cut(filepath.ToSlash(path), "/")
+		for _, d := range dataPath {
+			if room == d && !strings.HasSuffix(path, "_test.go") {
+				require.LessOrEqual(t, line(file.FileEnd), fileLines, "lines of %s", path)
+			}
+		}
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if lines := line(f.End()) - line(f.Pos()) + 1; lines > functionLines {
+				name := filepath.ToSlash(filepath.Dir(path)) + "." + f.Name.Name
+				long[name] = true
+				require.True(t, longFunctions[name], "%s in %s has %d lines, the most are %d", name, path, lines, functionLines)
+			}
+		}
+		return nil
+	}))
+	for name := range longFunctions {
+		require.True(t, long[name], "%s is short enough: take it off the list", name)
+	}
+}

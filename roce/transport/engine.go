@@ -137,6 +137,7 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 		if more {
 			e.Ready(qp)
 		}
+		qp.schedule()
 		qp.recovery.share.emitted()
 		switch {
 		case more:

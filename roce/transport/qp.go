@@ -304,12 +304,6 @@ func (q *QP) receive(p *roce.Packet) {
 
 // emit writes at most budget frames. more means that the QP has something left to send right now.
 func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
-	sent, more = q.write(transmit, budget)
-	q.schedule()
-	return sent, more
-}
-
-func (q *QP) write(transmit Transmitter, budget int) (sent int, more bool) {
 	if q.state == StateError {
 		q.service.flush()
 	}

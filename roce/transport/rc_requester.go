@@ -108,7 +108,7 @@ func (r *requester) mayStart(w *work) bool {
 func (r *requester) emit(to *path, buffer []byte) int {
 	q := r.qp
 	for range quantum {
-		if !q.sends() || r.recovery.holds(q.engine.now) {
+		if !q.sends() || r.recovery.waitingRNR {
 			return 0
 		}
 		w := r.next()
@@ -140,7 +140,7 @@ func (r *requester) emit(to *path, buffer []byte) int {
 
 // emitMessage writes a packet of a SEND or WRITE.
 func (r *requester) emitMessage(w *work, to *path, buffer []byte) int {
-	ask, permitted := r.recovery.offer(1)
+	permitted, ask := r.recovery.offer(r.qp.engine.now, 1)
 	if !permitted {
 		return 0
 	}
@@ -172,7 +172,7 @@ func (r *requester) emitAnswered(w *work, to *path, buffer []byte) int {
 	case r.answerCount >= len(r.answers):
 		return 0
 	}
-	if _, permitted := r.recovery.offer(packets); !permitted {
+	if permitted, _ := r.recovery.offer(q.engine.now, packets); !permitted {
 		return 0
 	}
 	payload := 0

@@ -47,7 +47,7 @@ const (
 type action uint8
 
 const (
-	actionNone   action = iota // it is being done already
+	actionNone   action = iota // it is being done already, or the QP has failed
 	actionResend               // go on from the cursor, which was moved back
 	actionGiveUp               // retries are used up
 )
@@ -119,27 +119,21 @@ func (r *recovery) nextSend(now Time) Time {
 	return r.free
 }
 
-// holds says whether requests have to wait: for the end of an RNR wait or of a gap.
-func (r *recovery) holds(now Time) bool {
-	if r.waitingRNR {
-		return true
-	}
-	r.pacing = r.nextSend(now)
-	return r.pacing != 0
-}
-
 // offer says whether a request may leave from the cursor that brings so many packets into flight, and whether it must ask for an
 // acknowledgement.
-func (r *recovery) offer(packets uint64) (ask, permitted bool) {
+func (r *recovery) offer(now Time, packets uint64) (permitted, ask bool) {
 	inFlight := r.cursor - r.una
 	if inFlight > 0 && inFlight+packets > r.window {
+		return false, false
+	}
+	if r.pacing = r.nextSend(now); r.pacing != 0 {
 		return false, false
 	}
 	probe := r.probes()
 	permitted, ask = r.share.offer(packets, r.cursor == r.una && !r.recovering, probe || r.sinceAck > 0)
 	// Without the bit at the end of the window the sender would wait for an answer to a question that it
 	// never asked; on a resend it brings the earliest possible news.
-	return ask || probe || r.sinceAck+1 >= ackInterval(r.window) || inFlight+1 >= r.window, permitted
+	return permitted, ask || probe || r.sinceAck+1 >= ackInterval(r.window) || inFlight+1 >= r.window
 }
 
 // probes says whether the packet at the cursor is the first one of a resend.
@@ -161,14 +155,14 @@ func (r *recovery) sent(now Time, packets uint64, bytes int, asked bool) (again 
 	if r.retransmission == 0 {
 		r.startTimeout(now)
 	}
-	r.took(now, packets)
+	r.pace(now, packets)
 	r.moved(bytes)
 	r.share.sent(bytes)
 	return again
 }
 
-// took makes the gap behind packets that have left.
-func (r *recovery) took(now Time, packets uint64) {
+// pace makes the gap behind packets that have left.
+func (r *recovery) pace(now Time, packets uint64) {
 	if r.gap > 0 {
 		r.free = max(r.free, now) + r.gap*Time(packets)
 	}
@@ -211,6 +205,9 @@ func (r *recovery) acknowledged(now Time, upTo uint64) {
 
 // lost notes that the packet at una is missing.
 func (r *recovery) lost(now Time, kind loss) action {
+	if r.stopped { // by what the same answer has acknowledged
+		return actionNone
+	}
 	if kind == lossTold {
 		r.share.renew()
 		if r.recovering && r.recoverFrom == r.una {
@@ -232,6 +229,9 @@ func (r *recovery) lost(now Time, kind loss) action {
 
 // refused notes that the peer had no receive for the request at una and wants it again after a time.
 func (r *recovery) refused(now, wait Time) action {
+	if r.stopped {
+		return actionNone
+	}
 	const forEver = 7
 	if r.attributes.RNRRetry != forEver {
 		if r.rnrRetries >= r.attributes.RNRRetry {
@@ -301,7 +301,7 @@ func (r *recovery) mayRespond(now Time, packets uint64, bytes int) bool {
 	if !r.share.mayRespond(packets, bytes) {
 		return false
 	}
-	r.took(now, 1)
+	r.pace(now, 1)
 	return true
 }
 

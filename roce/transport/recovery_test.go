@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/xroce/xroce/roce"
+	"github.com/xroce/xroce/roce/queue"
 )
 
 // fixedRate is a congestion control that only notes what it hears.
@@ -101,4 +102,35 @@ func TestCongestionHears(t *testing.T) {
 	d.engine.Emit(at, 100, &d.sink)
 	receive(d.packet(peer, 0, nak, aeth...))
 	require.Equal(t, 1, c.refusals)
+}
+
+// TestNoRecoveryAfterFailure: an answer may both complete what it acknowledges, so that a request which cannot go on is the oldest
+// and ends the queue pair, and tell of a loss. There is nothing to recover then, now or later.
+func TestNoRecoveryAfterFailure(t *testing.T) {
+	d := newDrainer(t)
+	region, err := d.table.Register(d.domain, make([]byte, 2048), 0, 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, d.post(1))
+	wr := queue.SendWR{
+		WRID: 2, Opcode: queue.Send, SGList: []queue.SGE{{Addr: region.Address(), Length: 2048, LKey: region.Key()}},
+	}
+	require.NoError(t, d.send.PostSend(&wr, queue.SendLimits{MaxSGE: 1}, nil))
+	d.engine.Ready(d.qp)
+	require.Equal(t, 1, d.engine.Emit(1, 1, &d.sink), "the first packet of two")
+	require.NoError(t, d.table.Deregister(region))
+	require.Zero(t, d.engine.Emit(1, 100, &d.sink), "the second cannot be made")
+
+	aeth := make([]byte, roce.AETHLength)
+	roce.AETHFields{Syndrome: roce.SyndromeNAKSequence, MSN: 1}.Put(aeth)
+	nak := roce.BTHFields{Opcode: roce.RCAcknowledge, PSN: valid().SQPSN.Add(1)}
+	d.engine.Receive(1, d.qp, d.packet(roce.GID{15: 2}, 0, nak, aeth...))
+	d.requireEntries("1 success", "2 local protection error")
+	require.Equal(t, StateError, d.qp.State())
+	d.engine.Expire(1e12, 1e12)
+	d.engine.Emit(1e12, 100, &d.sink)
+	_, timed := d.engine.NextDeadline()
+	require.False(t, timed)
+	c := d.engine.Counters()
+	require.Zero(t, c.Recoveries+c.Timeouts+c.RetriesExceeded)
+	require.Empty(t, d.silent)
 }

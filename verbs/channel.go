@@ -1,9 +1,10 @@
 package verbs
 
-// A completion channel collects the events of armed CQs. Life of an event: a program arms a CQ (CQ.ReqNotify); the shard that
-// adds a completion finds the arm word set, clears it and notes the CQ; after the shard's lock is released the engine notifies the CQ, which is added
-// to its channel's list, and whoever is blocked in Get or selects on Ready is woken. The completion is visible
-// before the arm word is looked at, so a program that arms and then polls until the CQ is empty misses none.
+// A completion channel collects the events of armed CQs. Life of an event: a program arms a CQ (CQ.ReqNotify); the
+// shard that adds a completion finds the arm word set, clears it and notes the CQ; after the shard's lock is released
+// the engine notifies the CQ, which is added to its channel's list, and whoever is blocked in Get or selects on Ready
+// is woken. The completion is visible before the arm word is looked at, so a program that arms and then polls until the
+// CQ is empty misses none.
 
 import (
 	"context"
@@ -104,9 +105,9 @@ func (ch *CompChannel) take() (*CQ, bool) {
 	return c, found
 }
 
-// Ready is readable while events wait, for programs that select. Whoever receives from it calls Poll until there is none, and
-// must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner than a select. While a program does
-// nothing but select on it, the background of the engine makes the progress.
+// Ready is readable while events wait, for programs that select. Whoever receives from it calls Poll until there is
+// none, and must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner than
+// a select. While a program does nothing but select on it, the background of the engine makes the progress.
 func (ch *CompChannel) Ready() <-chan struct{} {
 	must(ch.check())
 	if !ch.selected.Load() {

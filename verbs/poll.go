@@ -1,7 +1,7 @@
 package verbs
 
-// Life of a completion here: the engine writes it into the ring of the CQ; whoever polls takes it out, and drives the engine if there
-// is none. Who waits is woken by the engine, or by the queue's channel.
+// Life of a completion here: the engine writes it into the ring of the CQ; whoever polls takes it out, and drives the
+// engine if there is none. Who waits is woken by the engine, or by the queue's channel.
 
 import (
 	"context"
@@ -19,11 +19,10 @@ type taker struct {
 	misses uint32 // empty polls in a row
 }
 
-// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the queue
-// was empty then. Poll also drives the engine: a program
-// that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
-// On a machine with more runnable threads than CPUs a Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away
-// would cost it more.
+// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the
+// queue was empty then. Poll also drives the engine: a program that polls needs no other thread to make progress. After
+// an overrun it returns what is inside, then ErrOverrun. On a machine with more runnable threads than CPUs a Poll that
+// finds nothing may sleep for up to a millisecond, as giving the CPU away would cost it more.
 func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {
 		return 0, err
@@ -82,11 +81,11 @@ func (c *awaited) Ready() bool {
 func (c *awaited) Over() error { return c.driver.Over() }
 func (c *awaited) Arm()        { c.driver.Arm() }
 
-// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with solicitedOnly for
-// the next receive of a message that its sender posted with SendSolicited, or the next completion with an error status.
-// Asking twice asks for the union. A completion that is in the queue already makes no event, so the order is: get the
-// event, ask for the next one, poll until the queue is empty. Spurious events are possible. Blocked calls of Wait neither
-// use up the event nor need it.
+// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with
+// solicitedOnly for the next receive of a message that its sender posted with SendSolicited, or the next completion
+// with an error status. Asking twice asks for the union. A completion that is in the queue already makes no event, so
+// the order is: get the event, ask for the next one, poll until the queue is empty. Spurious events are possible.
+// Blocked calls of Wait neither use up the event nor need it.
 func (c *CQ) ReqNotify(solicitedOnly bool) error {
 	if err := c.check(); err != nil {
 		return err

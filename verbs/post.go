@@ -1,7 +1,7 @@
 package verbs
 
-// Life of a post: the program's end of a ring takes the requests, one slot each, and publishes them; the doorbell tells the engine,
-// and the poster drives it. The engine's ends are in package driver.
+// Life of a post: the program's end of a ring takes the requests, one slot each, and publishes them; the doorbell tells
+// the engine, and the poster drives it. The engine's ends are in package driver.
 
 import (
 	"fmt"
@@ -77,7 +77,8 @@ func (q *QP) postRecv(wrs []queue.RecvWR) (posted int, err error) {
 		return 0, fmt.Errorf("%w: QP %v takes its receives from an SRQ: post them there", ErrInvalid, q.driver.Number())
 	}
 	if state := QPState(q.driver.State()); state < StateInit {
-		return 0, fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v", ErrState, q.driver.Number(), state)
+		return 0, fmt.Errorf("%w: posting a receive needs INIT or later, QP %v is in %v",
+			ErrState, q.driver.Number(), state)
 	}
 	return q.receive.post(wrs)
 }
@@ -92,8 +93,8 @@ func (r *receiver) post(wrs []queue.RecvWR) (posted int, err error) {
 	return posted, nil
 }
 
-// lockPosts keeps everybody from posting until the result is called: a reset drops what is in the rings, and what is posted meanwhile might
-// stay for the next life.
+// lockPosts keeps everybody from posting until the result is called: a reset drops what is in the rings, and what is
+// posted meanwhile might stay for the next life.
 func (q *QP) lockPosts() (unlock func()) {
 	q.send.mu.Lock()
 	q.receive.mu.Lock()

@@ -76,7 +76,8 @@ func (s *SRQ) create(config driver.SRQConfig) (err error) {
 	if err = config.MakeRing(); err != nil {
 		return err
 	}
-	if s.posts.ring, err = queue.NewProducer(config.Ring.Memory, queue.RecvLayout(config.MaxWR, config.MaxSGE)); err != nil {
+	layout := queue.RecvLayout(config.MaxWR, config.MaxSGE)
+	if s.posts.ring, err = queue.NewProducer(config.Ring.Memory, layout); err != nil {
 		return err
 	}
 	if s.driver, err = s.pd.device.client.CreateSRQ(config); err == nil {
@@ -132,7 +133,8 @@ func (s *SRQ) resize(maxWR int, limit *int) error {
 	if !moved {
 		return fmt.Errorf("%w: SRQ of %d requests, %d are posted", ErrInvalid, maxWR, count)
 	}
-	if err := s.driver.Modify(&driver.SRQReplacement{Ring: config.Ring, MaxWR: maxWR, First: first}, limit); err != nil {
+	replacement := driver.SRQReplacement{Ring: config.Ring, MaxWR: maxWR, First: first}
+	if err := s.driver.Modify(&replacement, limit); err != nil {
 		return err
 	}
 	s.posts.ring = ring

@@ -3,8 +3,8 @@ package backlog
 
 import "sync"
 
-// List is a list that one side adds to and the other takes from, with a channel to select on. Its methods, all but Init and Ready, are called
-// under Mu, which is a leaf: nothing else is locked meanwhile.
+// List is a list that one side adds to and the other takes from, with a channel to select on. Its methods, all but Init
+// and Ready, are called under Mu, which is a leaf: nothing else is locked meanwhile.
 type List[T any] struct {
 	Mu    sync.Mutex
 	items []T // from head on

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestBacklog compares the list with a slice; the channel is readable exactly while something is in it, or was received by
-// somebody who has not come to take yet.
+// TestBacklog compares the list with a slice; the channel is readable exactly while something is in it, or was received
+// by somebody who has not come to take yet.
 func TestBacklog(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b List[int]

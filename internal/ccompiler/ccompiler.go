@@ -16,8 +16,8 @@ type T interface {
 	Fatal(...any)
 }
 
-// Build compiles a source file, whose headers are in the folder include, and returns the program. Without a C compiler it skips the test,
-// or fails it if the environment says CI=true.
+// Build compiles a source file, whose headers are in the folder include, and returns the program. Without a C compiler
+// it skips the test, or fails it if the environment says CI=true.
 func Build(t T, source, include string, arguments ...string) (program string) {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")

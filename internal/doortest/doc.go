@@ -1,3 +1,3 @@
-// Package doortest holds the tests of the engine's port with clients that share memory with it: a program in C in a process of its own,
-// and clients that write nonsense.
+// Package doortest holds the tests of the engine's port with clients that share memory with it: a program in C in a
+// process of its own, and clients that write nonsense.
 package doortest

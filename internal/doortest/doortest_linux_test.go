@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -30,7 +31,9 @@ func program(t *testing.T) string {
 }
 
 // start starts the program as the guest's, for so many rounds, and returns when the first one is over.
-func (g *guest) start(t *testing.T, program string, rounds int) (process *exec.Cmd, out *bufio.Reader, complaints *strings.Builder) {
+func (g *guest) start(
+	t *testing.T, program string, rounds int,
+) (process *exec.Cmd, out *bufio.Reader, complaints *strings.Builder) {
 	t.Helper()
 	var arguments []string
 	for _, n := range []uint64{
@@ -55,7 +58,8 @@ func (g *guest) start(t *testing.T, program string, rounds int) (process *exec.C
 	return process, out, complaints
 }
 
-// TestClientInC: a program in C, in a process of its own, writes and reads over veth with nothing but the rings, and sleeps on its eventfd.
+// TestClientInC: a program in C, in a process of its own, writes and reads over veth with nothing but the rings, and
+// sleeps on its eventfd.
 func TestClientInC(t *testing.T) {
 	c := program(t)
 	a, b := vethDevices(t)
@@ -73,8 +77,8 @@ func TestClientInC(t *testing.T) {
 	require.Greater(t, sleeps, 100)
 }
 
-// TestKilledClient: a client that is killed in the middle of its work leaves the engine and its other clients well, and one more comes in
-// its place.
+// TestKilledClient: a client that is killed in the middle of its work leaves the engine and its other clients well, and
+// one more comes in its place.
 func TestKilledClient(t *testing.T) {
 	c := program(t)
 	a, b := vethDevices(t)
@@ -149,7 +153,7 @@ func TestAttachRefused(t *testing.T) {
 	sealed, area := newArea(t, areaSize, unix.F_SEAL_SHRINK)
 	require.NoError(t, queue.CreateDoorbells(area))
 	require.NoError(t, attach(sealed, 0))
-	for _, at := range []int{-8, 4, areaSize - 8, areaSize, 1 << 62} {
+	for _, at := range []int{-8, 4, areaSize - 8, areaSize, math.MaxInt - 7} {
 		require.ErrorIs(t, attach(sealed, at), driver.ErrInvalid, at)
 	}
 	if fd, err := unix.MemfdCreate("huge", unix.MFD_HUGETLB|unix.MFD_ALLOW_SEALING); err == nil {
@@ -187,8 +191,8 @@ func TestAttachRefused(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// TestEventfdOfHostile: the client shares the flags of its eventfds with the engine. It makes a notification block, and rings
-// without end; others are not held up, and its end comes all the same.
+// TestEventfdOfHostile: the client shares the flags of its eventfds with the engine. It makes a notification block, and
+// rings without end; others are not held up, and its end comes all the same.
 func TestEventfdOfHostile(t *testing.T) {
 	a, b := devices(t, 1)
 	p := newTarget(t, b)
@@ -292,8 +296,8 @@ func (s *scribbler) step() {
 	}
 }
 
-// TestHostileRings: whatever a client writes into what it shares with the engine, and does to it, harms only its own queue pair. An
-// honest client works beside it, and gets its bytes.
+// TestHostileRings: whatever a client writes into what it shares with the engine, and does to it, harms only its own
+// queue pair. An honest client works beside it, and gets its bytes.
 func TestHostileRings(t *testing.T) {
 	length := 4 * time.Second
 	if testing.Short() {

@@ -115,7 +115,8 @@ func newTarget(t testing.TB, d *driver.Device) *target {
 	require.NoError(t, config.MakeRing())
 	p.cq, err = p.client.CreateCQ(config)
 	require.NoError(t, err)
-	p.region, err = p.client.Register(&p.domain, make([]byte, dataSize), 0, memory.LocalWrite|memory.RemoteWrite|memory.RemoteRead)
+	const rights = memory.LocalWrite | memory.RemoteWrite | memory.RemoteRead
+	p.region, err = p.client.Register(&p.domain, make([]byte, dataSize), 0, rights)
 	require.NoError(t, err)
 	return p
 }
@@ -124,7 +125,8 @@ func newTarget(t testing.TB, d *driver.Device) *target {
 func (p *target) newQP(t testing.TB) *driver.QP {
 	t.Helper()
 	config := driver.QPConfig{
-		Type: transport.RC, Domain: &p.domain, SendCQ: p.cq, RecvCQ: p.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
+		Type: transport.RC, Domain: &p.domain, SendCQ: p.cq, RecvCQ: p.cq,
+		MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
 	}
 	require.NoError(t, config.MakeRings())
 	q, err := p.client.CreateQP(config)
@@ -206,11 +208,11 @@ func newGuest(t testing.TB, d *driver.Device, peer *target) *guest {
 // connect brings both queue pairs to RTS, from wherever they are.
 func (g *guest) connect(t testing.TB) {
 	t.Helper()
-	bring(t, g.qp, g.foreign.Device(), g.gid, g.peer.device, g.peer.gid, g.remote.Number())
-	bring(t, g.remote, g.peer.device, g.peer.gid, g.foreign.Device(), g.gid, g.qp.Number())
+	bring(t, g.qp, g.gid, g.peer.device, g.peer.gid, g.remote.Number())
+	bring(t, g.remote, g.peer.gid, g.foreign.Device(), g.gid, g.qp.Number())
 }
 
-func bring(t testing.TB, q *driver.QP, own *driver.Device, ownGID int, peer *driver.Device, peerGID int, number roce.QPN) {
+func bring(t testing.TB, q *driver.QP, ownGID int, peer *driver.Device, peerGID int, number roce.QPN) {
 	t.Helper()
 	gid, err := peer.GID(peerGID)
 	require.NoError(t, err)
@@ -224,11 +226,14 @@ func bring(t testing.TB, q *driver.QP, own *driver.Device, ownGID int, peer *dri
 		{transport.Attributes{State: transport.StateReset}, m},
 		{transport.Attributes{State: transport.StateInit, Port: 1, Access: memory.RemoteWrite | memory.RemoteRead},
 			m | transport.MaskPKeyIndex | transport.MaskPort | transport.MaskAccess},
-		{transport.Attributes{State: transport.StateRTR, PathMTU: roce.MTU1024, DestinationQPN: number, MaxDestRDAtomic: 4},
+		{transport.Attributes{
+			State: transport.StateRTR, PathMTU: roce.MTU1024, DestinationQPN: number, MaxDestRDAtomic: 4,
+		},
 			m | transport.MaskAV | transport.MaskPathMTU | transport.MaskDestinationQPN | transport.MaskRQPSN |
 				transport.MaskMaxDestRDAtomic | transport.MaskMinRNRTimer},
 		{transport.Attributes{State: transport.StateRTS, MaxRDAtomic: 4, Timeout: 14, RetryCount: 7},
-			m | transport.MaskTimeout | transport.MaskRetryCount | transport.MaskRNRRetry | transport.MaskSQPSN | transport.MaskMaxRDAtomic},
+			m | transport.MaskTimeout | transport.MaskRetryCount | transport.MaskRNRRetry | transport.MaskSQPSN |
+				transport.MaskMaxRDAtomic},
 	} {
 		require.NoError(t, q.Modify(ctx, &step.a, &driver.AddressVector{DGID: gid, SGIDIndex: ownGID}, step.mask))
 	}

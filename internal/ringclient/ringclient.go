@@ -1,5 +1,5 @@
-// Package ringclient is a small client of the engine's port, for the tests of package driver: it posts and polls in rings with the codec
-// of package queue, without package verbs.
+// Package ringclient is a small client of the engine's port, for the tests of package driver: it posts and polls in
+// rings with the codec of package queue, without package verbs.
 package ringclient
 
 import (
@@ -81,7 +81,8 @@ type Completer interface {
 	Over() error
 }
 
-// CQ is the client's side of a completion queue, and something to wait for (driver.Waitable). Its methods may be called concurrently.
+// CQ is the client's side of a completion queue, and something to wait for (driver.Waitable). Its methods may be called
+// concurrently.
 type CQ struct {
 	mu     sync.Mutex
 	engine Completer

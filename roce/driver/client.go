@@ -1,7 +1,8 @@
 package driver
 
-// Life of a client: NewClient; it makes objects, which only its own others may be used with; Close ends what it still has, in the
-// order in which the objects depend on each other. Whoever made it for a program elsewhere closes it when that program has ended.
+// Life of a client: NewClient; it makes objects, which only its own others may be used with; Close ends what it still
+// has, in the order in which the objects depend on each other. Whoever made it for a program elsewhere closes it when
+// that program has ended.
 
 import (
 	"context"
@@ -43,7 +44,8 @@ func (d *Device) NewClient(c ClientConfig) (*Client, error) {
 	}
 	client := &Client{
 		device: d, limits: c.Limits,
-		qps: make(map[*QP]struct{}), cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}), regions: make(map[*memory.Region]struct{}),
+		qps: make(map[*QP]struct{}), cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}),
+		regions: make(map[*memory.Region]struct{}),
 	}
 	client.events.list.Init()
 	client.ctx, client.end = context.WithCancel(context.Background())
@@ -55,8 +57,8 @@ func (d *Device) NewClient(c ClientConfig) (*Client, error) {
 // Device is the device that the client uses.
 func (c *Client) Device() *Device { return c.device }
 
-// Close ends the client: changes of its QPs that wait for an address are given up, and its QPs, CQs, SRQs and regions are closed in that
-// order. Objects of a kind that it made are of no use any more, whoever still refers to them.
+// Close ends the client: changes of its QPs that wait for an address are given up, and its QPs, CQs, SRQs and regions
+// are closed in that order. Objects of a kind that it made are of no use any more, whoever still refers to them.
 func (c *Client) Close() error {
 	d := c.device
 	d.mu.Lock()
@@ -92,7 +94,8 @@ func (c *Client) Close() error {
 	return errors.Join(failures...)
 }
 
-// admits says whether the client may have one more object of a kind of which it has so many. The caller holds Device.mu.
+// admits says whether the client may have one more object of a kind of which it has so many. The caller holds
+// Device.mu.
 func (c *Client) admits(kind string, has, limit int) error {
 	switch {
 	case c.device.closed, c.closed:
@@ -103,8 +106,11 @@ func (c *Client) admits(kind string, has, limit int) error {
 	return nil
 }
 
-// Register makes memory accessible to QPs of a domain until Deregister, or until the client ends; see memory.Table.Register.
-func (c *Client) Register(domain *memory.Domain, buffer []byte, address uint64, access memory.Access) (*memory.Region, error) {
+// Register makes memory accessible to QPs of a domain until Deregister, or until the client ends; see
+// memory.Table.Register.
+func (c *Client) Register(
+	domain *memory.Domain, buffer []byte, address uint64, access memory.Access,
+) (*memory.Region, error) {
 	d := c.device
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,7 +124,8 @@ func (c *Client) Register(domain *memory.Domain, buffer []byte, address uint64, 
 	return r, err
 }
 
-// Deregister ends a registration. When it returns without an error, no access to the memory is under way and none will begin.
+// Deregister ends a registration. When it returns without an error, no access to the memory is under way and none will
+// begin.
 func (c *Client) Deregister(r *memory.Region) error {
 	d := c.device
 	d.mu.Lock()

@@ -55,7 +55,8 @@ func newQP(t testing.TB, d *Device, c QPConfig) *QP {
 	q, err := clientOf(t, d).CreateQP(c)
 	require.NoError(t, err)
 	own, err := ringclient.NewQP(q, c.Send.Memory, c.Receive.Memory, ringclient.Size{
-		MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInline,
+		MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE,
+		MaxInline: c.MaxInline,
 	})
 	require.NoError(t, err)
 	q.SetOwner(own)
@@ -140,7 +141,10 @@ func TestClientLimits(t *testing.T) {
 			return c.CreateSRQ(config)
 		},
 		"QP": func() (interface{ Close() error }, error) {
-			config := QPConfig{Domain: domain, SendCQ: one, RecvCQ: one, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, Type: transport.RC}
+			config := QPConfig{
+				Type: transport.RC, Domain: domain, SendCQ: one, RecvCQ: one,
+				MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
+			}
 			require.NoError(t, config.MakeRings())
 			return c.CreateQP(config)
 		},
@@ -175,7 +179,8 @@ type closer func() error
 
 func (c closer) Close() error { return c() }
 
-// TestRelease: the engine gives each ring back once, when its object ends or has got another one, and says in the ring how it stands.
+// TestRelease: the engine gives each ring back once, when its object ends or has got another one, and says in the ring
+// how it stands.
 func TestRelease(t *testing.T) {
 	d, _ := newManual(t, 1)
 	c, err := d.NewClient(ClientConfig{})
@@ -193,14 +198,18 @@ func TestRelease(t *testing.T) {
 	srqs.Ring = r.ring(srqs.Ring.Memory)
 	srq, err := c.CreateSRQ(srqs)
 	require.NoError(t, err)
-	qps := QPConfig{Domain: domain, SendCQ: cq, RecvCQ: cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, Type: transport.RC}
+	qps := QPConfig{
+		Type: transport.RC, Domain: domain, SendCQ: cq, RecvCQ: cq,
+		MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
+	}
 	require.NoError(t, qps.MakeRings())
 	qps.Send, qps.Receive = r.ring(qps.Send.Memory), r.ring(qps.Receive.Memory)
 	q, err := c.CreateQP(qps)
 	require.NoError(t, err)
 	require.Zero(t, state(qps.Send.Memory))
 	a := transport.Attributes{State: transport.StateInit, Port: 1}
-	require.NoError(t, q.Modify(t.Context(), &a, nil, transport.MaskState|transport.MaskPKeyIndex|transport.MaskPort|transport.MaskAccess))
+	const toInit = transport.MaskState | transport.MaskPKeyIndex | transport.MaskPort | transport.MaskAccess
+	require.NoError(t, q.Modify(t.Context(), &a, nil, toInit))
 	require.EqualValues(t, transport.StateInit, state(qps.Send.Memory))
 
 	next := CQConfig{Capacity: 8}
@@ -212,7 +221,8 @@ func TestRelease(t *testing.T) {
 	require.Equal(t, 8, cq.Capacity())
 	require.Error(t, cq.Replace(Ring{Memory: make([]byte, 4096)}, 8), "no ring")
 
-	require.ErrorIs(t, srq.Modify(&SRQReplacement{Ring: srqs.Ring, MaxWR: 4, First: 1}, nil), ErrInvalid, "more taken than posted")
+	ahead := SRQReplacement{Ring: srqs.Ring, MaxWR: 4, First: 1}
+	require.ErrorIs(t, srq.Modify(&ahead, nil), ErrInvalid, "more taken than posted")
 	bigger := SRQConfig{MaxWR: 8, MaxSGE: 1}
 	require.NoError(t, bigger.MakeRing())
 	require.NoError(t, srq.Modify(&SRQReplacement{Ring: r.ring(bigger.Ring.Memory), MaxWR: 8}, nil))

@@ -1,10 +1,10 @@
 package driver
 
-// Life of a completion: the transport adds it under the lock of its QP's shard (completions.Complete); if somebody asked to
-// be told, the CQ is noted as fired, and once the lock is released he is (CQ.fire): goroutines that wait here are woken, and the client's
-// notifier is called. The completion is visible before the words that ask for it are looked at, so whoever asks and then looks into
-// the CQ misses none. A completion without room is lost, which must not go unseen: the CQ takes no further one, and all its QPs end,
-// wherever they are at home.
+// Life of a completion: the transport adds it under the lock of its QP's shard (completions.Complete); if somebody
+// asked to be told, the CQ is noted as fired, and once the lock is released he is (CQ.fire): goroutines that wait here
+// are woken, and the client's notifier is called. The completion is visible before the words that ask for it are looked
+// at, so whoever asks and then looks into the CQ misses none. A completion without room is lost, which must not go
+// unseen: the CQ takes no further one, and all its QPs end, wherever they are at home.
 
 import (
 	"errors"
@@ -97,9 +97,9 @@ func (c *CQ) Capacity() int {
 	return c.producer.Capacity()
 }
 
-// Replace has the engine go on in another ring, of the layout queue.CompletionLayout(capacity): that is how the CQ is resized. What is
-// inside goes over, in order, and so does the request for a notification; a capacity below its number is refused. The client takes
-// nothing out of either ring meanwhile.
+// Replace has the engine go on in another ring, of the layout queue.CompletionLayout(capacity): that is how the CQ is
+// resized. What is inside goes over, in order, and so does the request for a notification; a capacity below its number
+// is refused. The client takes nothing out of either ring meanwhile.
 func (c *CQ) Replace(r Ring, capacity int) error {
 	producer, err := queue.NewProducer(r.Memory, queue.CompletionLayout(capacity))
 	if err != nil {
@@ -121,8 +121,8 @@ func (c *CQ) Replace(r Ring, capacity int) error {
 	return err
 }
 
-// Arm has the next completion wake the CQ's group: a request of its own beside that of the ring's arm word, which is the client's. A
-// client's Waitable calls it.
+// Arm has the next completion wake the CQ's group: a request of its own beside that of the ring's arm word, which is
+// the client's. A client's Waitable calls it.
 func (c *CQ) Arm() { c.awaited.Store(true) }
 
 // Over says why nothing is added any more, if so.

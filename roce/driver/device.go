@@ -9,12 +9,14 @@
 // for what had arrived when they passed (heard.go). What changes about the port is followed (follow.go), and the way to a peer that
 // is silent looked at (confirm.go).
 //
-// Programs use a device through its port (port.go): a client posts and polls in rings, of which the other ends are here.
+// Programs use a device through its port (port.go): a client posts and polls in rings, of which the other ends are
+// here.
 //
-// Lock order: QP.control, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once,
-// and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take; Device.mu, CQ.mu; Device.mu, CQ.produce;
-// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes (routes.mu) and of who sleeps, under which
-// nothing of these is locked. The locks of a client's own ends lie above all of them.
+// Lock order: QP.control, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once, and no system
+// call is made under one. The rest in the same notation: Shard.mu, SRQ.take; Device.mu, CQ.mu; Device.mu, CQ.produce;
+// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes
+// (routes.mu) and of who sleeps, under which nothing of these is locked. The locks of a client's own ends lie above all
+// of them.
 package driver
 
 import (

@@ -1,9 +1,9 @@
 package driver
 
 // Asynchronous events tell what no completion does: a CQ overran, a shared receive queue runs low, a queue pair broke.
-// Life of an event: whoever sees the cause, usually under a shard's lock, adds it to the list of the object's client, or an event of
-// the device to those of all clients. The same event of the same object waits there at most once; a program takes it when it likes. An event of an object that is
-// destroyed vanishes with it.
+// Life of an event: whoever sees the cause, usually under a shard's lock, adds it to the list of the object's client,
+// or an event of the device to those of all clients. The same event of the same object waits there at most once; a
+// program takes it when it likes. An event of an object that is destroyed vanishes with it.
 
 import (
 	"context"

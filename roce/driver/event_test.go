@@ -106,8 +106,8 @@ func TestGetAsyncEvent(t *testing.T) {
 	support.Object(t, "Event", "GetAsyncEvent by several goroutines", "one event for each")
 }
 
-// TestArmsAreIndependent: a client's request for a notification and a blocked wait ask for the same completion; each is served,
-// whoever asked first.
+// TestArmsAreIndependent: a client's request for a notification and a blocked wait ask for the same completion; each is
+// served, whoever asked first.
 func TestArmsAreIndependent(t *testing.T) {
 	d, q := newManual(t, 1)
 	told := notifications{}

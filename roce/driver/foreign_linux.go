@@ -1,14 +1,15 @@
 package driver
 
-// A client in another process shares memory with the engine: a memfd with its rings, its doorbells and, if it likes, its data. Life of its
-// work: it posts in the memory and rings there; the client's attendant, a goroutine that sleeps on an eventfd while nothing is rung,
-// takes the doorbells and drives the shards. Life of its notifications: who drives leaves them to the client's courier, a
-// goroutine that writes to the eventfd of the CQ. So everything that such a client can hold up are these two goroutines.
+// A client in another process shares memory with the engine: a memfd with its rings, its doorbells and, if it likes,
+// its data. Life of its work: it posts in the memory and rings there; the client's attendant, a goroutine that sleeps
+// on an eventfd while nothing is rung, takes the doorbells and drives the shards. Life of its notifications: who drives
+// leaves them to the client's courier, a goroutine that writes to the eventfd of the CQ. So everything that such a
+// client can hold up are these two goroutines.
 //
-// The memory cannot go away under the engine: it is sealed against shrinking, and pages that are punched out of it are zero again when they
-// are touched. That is why the engine takes a descriptor and maps it itself. The descriptors that both hold share their
-// flags, so the client can make a write of the courier block; a read of the attendant there is none of, since epoll tells
-// of each write (EPOLLET).
+// The memory cannot go away under the engine: it is sealed against shrinking, and pages that are punched out of it are
+// zero again when they are touched. That is why the engine takes a descriptor and maps it itself. The descriptors that
+// both hold share their flags, so the client can make a write of the courier block; a read of the attendant there is
+// none of, since epoll tells of each write (EPOLLET).
 
 import (
 	"errors"
@@ -27,10 +28,11 @@ import (
 // ForeignConfig describes a client in another process.
 type ForeignConfig struct {
 	Limits Limits
-	// Doorbells is where in the memory the doorbells are, which the client has made (queue.CreateDoorbells): a multiple of 8.
+	// Doorbells is where in the memory the doorbells are, which the client has made (queue.CreateDoorbells): a multiple
+	// of 8.
 	Doorbells int
-	// Spin is how long the attendant looks for doorbells before it sleeps. 0, the default, suits a machine without idle CPUs: the
-	// next post after a pause then costs a system call.
+	// Spin is how long the attendant looks for doorbells before it sleeps. 0, the default, suits a machine without idle
+	// CPUs: the next post after a pause then costs a system call.
 	Spin time.Duration
 }
 
@@ -51,8 +53,9 @@ type Foreign struct {
 	courier  courier
 }
 
-// AttachForeign makes a client of memory that another process has, too: a memfd that is sealed against shrinking and does not consist of huge
-// pages. The file stays the caller's. The rest of what the client needs goes through the methods of the Client, with rings of Foreign.Ring.
+// AttachForeign makes a client of memory that another process has, too: a memfd that is sealed against shrinking and
+// does not consist of huge pages. The file stays the caller's. The rest of what the client needs goes through the
+// methods of the Client, with rings of Foreign.Ring.
 func (d *Device) AttachForeign(file *os.File, c ForeignConfig) (*Foreign, error) {
 	area, err := mapSealed(file)
 	if err != nil {
@@ -93,7 +96,7 @@ func mapSealedFD(fd int) ([]byte, error) {
 	if err := unix.Fstatfs(fd, &system); err != nil {
 		return nil, fmt.Errorf("memory of a client: %w", err)
 	}
-	if system.Type == unix.HUGETLBFS_MAGIC {
+	if uint32(system.Type) == unix.HUGETLBFS_MAGIC {
 		// A page that was punched out may not come back, for want of another one: SIGBUS.
 		return nil, fmt.Errorf("%w: the memory of a client consists of huge pages (MFD_HUGETLB)", ErrNotSupported)
 	}
@@ -141,8 +144,8 @@ func (f *Foreign) open(d *Device, c ForeignConfig) (err error) {
 // part is a part of the memory.
 func (f *Foreign) part(offset, length int) ([]byte, error) {
 	if offset < 0 || offset%8 != 0 || length < 0 || offset > len(f.memory) || length > len(f.memory)-offset {
-		return nil, fmt.Errorf("%w: %d bytes from %d on are not within the client's memory of %d bytes, or not aligned to 8",
-			ErrInvalid, length, offset, len(f.memory))
+		return nil, fmt.Errorf("%w: %d bytes from %d on are not within the client's memory of %d bytes,"+
+			" or not aligned to 8", ErrInvalid, length, offset, len(f.memory))
 	}
 	return f.memory[offset : offset+length : offset+length], nil
 }
@@ -154,7 +157,9 @@ func (f *Foreign) Ring(offset int, l queue.Layout) (Ring, error) {
 }
 
 // Register makes a part of the client's memory accessible; see Client.Register.
-func (f *Foreign) Register(domain *memory.Domain, offset, length int, address uint64, access memory.Access) (*memory.Region, error) {
+func (f *Foreign) Register(
+	domain *memory.Domain, offset, length int, address uint64, access memory.Access,
+) (*memory.Region, error) {
 	if offset < 0 || length < 0 || offset > len(f.memory) || length > len(f.memory)-offset {
 		return nil, fmt.Errorf("%w: %d bytes from %d on are not within the client's memory of %d bytes",
 			ErrInvalid, length, offset, len(f.memory))
@@ -162,7 +167,8 @@ func (f *Foreign) Register(domain *memory.Domain, offset, length int, address ui
 	return f.Client.Register(domain, f.memory[offset:offset+length:offset+length], address, access)
 }
 
-// CreateQP makes a queue pair whose doorbell has a slot, which no other one of the client has. The rings of the configuration are those of Ring.
+// CreateQP makes a queue pair whose doorbell has a slot, which no other one of the client has. The rings of the
+// configuration are those of Ring.
 func (f *Foreign) CreateQP(c QPConfig, slot uint32) (*QP, error) {
 	if slot >= queue.DoorbellSlots {
 		return nil, fmt.Errorf("%w: doorbell %d, there are %d", ErrInvalid, slot, queue.DoorbellSlots)
@@ -179,8 +185,8 @@ func (f *Foreign) CreateQP(c QPConfig, slot uint32) (*QP, error) {
 	return q, nil
 }
 
-// CreateCQ makes a completion queue. The file is the client's copy of the eventfd that notifications of it go to; the caller
-// closes it.
+// CreateCQ makes a completion queue. The file is the client's copy of the eventfd that notifications of it go to; the
+// caller closes it.
 func (f *Foreign) CreateCQ(c CQConfig) (*CQ, *os.File, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
@@ -203,7 +209,8 @@ func (f *Foreign) CreateCQ(c CQConfig) (*CQ, *os.File, error) {
 	return q, file, nil
 }
 
-// Bell is the client's copy of the eventfd that it writes to when it has rung and the engine sleeps; the caller closes it.
+// Bell is the client's copy of the eventfd that it writes to when it has rung and the engine sleeps; the caller closes
+// it.
 func (f *Foreign) Bell() (*os.File, error) { return share(f.bell, "doorbells") }
 
 // share makes another descriptor of the same eventfd.
@@ -322,8 +329,8 @@ type courier struct {
 }
 
 const (
-	// courierPatience is how long Close waits for a courier whose client makes it block all the time, which needs a client that is
-	// alive and means harm. The goroutine ends when that client does.
+	// courierPatience is how long Close waits for a courier whose client makes it block all the time, which needs a
+	// client that is alive and means harm. The goroutine ends when that client does.
 	courierPatience = time.Second
 	courierLook     = time.Millisecond // between two attempts to free it; not measured
 )
@@ -403,7 +410,8 @@ func (c *courier) end() {
 	}
 }
 
-// unblock takes what is in the eventfds, so that a write that blocks goes on. It does not block itself, whatever the flags are.
+// unblock takes what is in the eventfds, so that a write that blocks goes on. It does not block itself, whatever the
+// flags are.
 func (c *courier) unblock() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Waitable is what a goroutine can block on: a CQ until it has completions, a channel until it has events. Its methods are called by
-// several goroutines at once, without a lock of the driver.
+// Waitable is what a goroutine can block on: a CQ until it has completions, a channel until it has events. Its methods
+// are called by several goroutines at once, without a lock of the driver.
 type Waitable interface {
 	// Ready says that there is something to take.
 	Ready() bool
@@ -17,8 +17,8 @@ type Waitable interface {
 	Arm()
 }
 
-// Group is a set of CQs that goroutines wait for together, with the shards where progress is made for them. A CQ is a group of its own.
-// Its methods may be called concurrently.
+// Group is a set of CQs that goroutines wait for together, with the shards where progress is made for them. A CQ is a
+// group of its own. Its methods may be called concurrently.
 type Group struct {
 	device   *Device
 	shards   shardSet

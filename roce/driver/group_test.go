@@ -22,8 +22,8 @@ func (s signals) Notify() {
 	}
 }
 
-// TestArmConcurrent: a consumer that asks for the next event and then looks into the CQ once more misses no completion. The
-// producer makes the next one as soon as there is room, so it comes before, between or after the two.
+// TestArmConcurrent: a consumer that asks for the next event and then looks into the CQ once more misses no completion.
+// The producer makes the next one as soon as there is room, so it comes before, between or after the two.
 func TestArmConcurrent(t *testing.T) {
 	d, _ := newManual(t, 1)
 	told := make(signals, 1)
@@ -83,7 +83,8 @@ func (never) Ready() bool { return false }
 func (never) Over() error { return nil }
 func (never) Arm()        {}
 
-// TestGroupFollowsShards: a blocked wait for a group watches every shard that a queue pair of its CQs comes to, from then on.
+// TestGroupFollowsShards: a blocked wait for a group watches every shard that a queue pair of its CQs comes to, from
+// then on.
 func TestGroupFollowsShards(t *testing.T) {
 	d, _ := newManual(t, 3)
 	group := d.NewGroup()

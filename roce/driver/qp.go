@@ -137,7 +137,8 @@ func (q *QP) Owner() any { return q.owner.Load() }
 // State is the QP's state.
 func (q *QP) State() transport.State { return q.transport.State() }
 
-// Gather copies the registered memory that a list names, on behalf of the QP: it implements queue.Gatherer for clients in this process.
+// Gather copies the registered memory that a list names, on behalf of the QP: it implements queue.Gatherer for clients
+// in this process.
 func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	for i, s := range list {
 		part := memory.Range{Key: s.LKey, Address: s.Addr, Length: uint64(s.Length)}
@@ -153,8 +154,8 @@ func (q *QP) Gather(list []queue.SGE, into []byte) error {
 	return nil
 }
 
-// Ring tells the engine that something was published in the send queue, or in the receive queue while the QP was in the error state, and
-// drives it: the doorbell of clients in this process.
+// Ring tells the engine that something was published in the send queue, or in the receive queue while the QP was in the
+// error state, and drives it: the doorbell of clients in this process.
 func (q *QP) Ring() {
 	home := q.shard()
 	home.ring(q)

@@ -1,8 +1,8 @@
 package driver
 
-// A shared receive queue gives receive requests to several QPs, in the order in which they were posted. Its QPs may be at
-// home at different shards: the end that takes has a mutex of its own below the shards' locks. The end that posts is the client's, so
-// no shard ever waits for a program that posts a long list.
+// A shared receive queue gives receive requests to several QPs, in the order in which they were posted. Its QPs may be
+// at home at different shards: the end that takes has a mutex of its own below the shards' locks. The end that posts is
+// the client's, so no shard ever waits for a program that posts a long list.
 
 import (
 	"fmt"
@@ -130,10 +130,10 @@ type SRQReplacement struct {
 	First uint32 // the index in the old ring of what comes first in this one (queue.Producer.Move)
 }
 
-// Modify has the engine go on in another ring, if replacement is not nil, and arms the limit, if limit is not nil: both or none. The
-// client has copied everything that was posted into the new ring and posts nothing meanwhile; what was taken since then the engine leaves
-// out there. A limit that is above the number of posted requests raises its event at once: with an empty queue nothing would ever
-// be taken that could raise it.
+// Modify has the engine go on in another ring, if replacement is not nil, and arms the limit, if limit is not nil: both
+// or none. The client has copied everything that was posted into the new ring and posts nothing meanwhile; what was
+// taken since then the engine leaves out there. A limit that is above the number of posted requests raises its event at
+// once: with an empty queue nothing would ever be taken that could raise it.
 func (s *SRQ) Modify(replacement *SRQReplacement, limit *int) error {
 	var consumer *queue.Consumer
 	if replacement != nil {
@@ -167,7 +167,7 @@ func (s *SRQ) modify(replacement *SRQReplacement, consumer *queue.Consumer, limi
 	}
 	if consumer != nil {
 		if !consumer.SkipTo(s.consumer, replacement.First) {
-			return old, fmt.Errorf("%w: the new ring of the SRQ begins with a request that was never posted", ErrInvalid)
+			return old, fmt.Errorf("%w: more requests were taken than the new ring of the SRQ has", ErrInvalid)
 		}
 		old = s.config.Ring
 		s.consumer, s.config.Ring = consumer, replacement.Ring

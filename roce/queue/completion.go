@@ -247,14 +247,14 @@ func (c *Consumer) Arm(solicitedOnly bool) {
 	c.arm.Store(armNext)
 }
 
-// disarmTries bounds how often Disarm looks at the arm word, which is the other end's: one that changes it all the time must not
-// hold the producer, who has the lock of a shard.
+// disarmTries bounds how often Disarm looks at the arm word, which is the other end's: one that changes it all the time
+// must not hold the producer, who has the lock of a shard.
 const disarmTries = 2
 
 // Disarm reports whether the consumer asked to be notified of a completion like the one that was written last, and
 // clears the request. The producer calls it after WriteCompletion: the entry is visible before the arm word is looked
-// at. Completions with an error status count as solicited. A consumer that changes the word meanwhile may be notified without
-// need; it never misses a notification that it asked for.
+// at. Completions with an error status count as solicited. A consumer that changes the word meanwhile may be notified
+// without need; it never misses a notification that it asked for.
 func (p *Producer) Disarm(solicited bool) bool {
 	for range disarmTries {
 		armed := p.arm.Load()

@@ -7,12 +7,13 @@ import (
 	"sync/atomic"
 )
 
-// Doorbells tell the engine which queue pairs of a client have new work: one bit each in memory that both share, and a summary of
-// the words that the bits are in. Any number of threads ring, in any process; one takes.
+// Doorbells tell the engine which queue pairs of a client have new work: one bit each in memory that both share, and a
+// summary of the words that the bits are in. Any number of threads ring, in any process; one takes.
 //
-// No ring is lost. Whoever rings sets the bit, then the summary, and then looks whether the engine sleeps; all three always, since
-// whoever had set a bit before may not have come to the next step yet. The engine says that it sleeps, and then looks at all the bits
-// for the last time. In the order of sequential consistency, which sync/atomic gives, one of them sees the other.
+// No ring is lost. Whoever rings sets the bit, then the summary, and then looks whether the engine sleeps; all three
+// always, since whoever had set a bit before may not have come to the next step yet. The engine says that it sleeps,
+// and then looks at all the bits for the last time. In the order of sequential consistency, which sync/atomic gives,
+// one of them sees the other.
 type Doorbells struct {
 	doorbellWords
 	next int // the word to look at first, so that they take turns
@@ -39,8 +40,8 @@ func CreateDoorbells(memory []byte) error {
 	return nil
 }
 
-// NewDoorbells makes an end over doorbells that CreateDoorbells or the other end has made. It returns ErrLayout if they are of another
-// version.
+// NewDoorbells makes an end over doorbells that CreateDoorbells or the other end has made. It returns ErrLayout if they
+// are of another version.
 func NewDoorbells(memory []byte) (*Doorbells, error) {
 	if err := checkDoorbells(memory); err != nil {
 		return nil, err
@@ -61,8 +62,8 @@ func checkDoorbells(memory []byte) error {
 	return nil
 }
 
-// Ring tells of new work of the queue pair with a slot below DoorbellSlots, and reports whether the engine may sleep: then the caller
-// wakes it.
+// Ring tells of new work of the queue pair with a slot below DoorbellSlots, and reports whether the engine may sleep:
+// then the caller wakes it.
 func (d *Doorbells) Ring(slot uint32) (asleep bool) {
 	d.bits[slot/64].Or(1 << (slot % 64))
 	d.summarize(slot / 64)
@@ -71,8 +72,8 @@ func (d *Doorbells) Ring(slot uint32) (asleep bool) {
 
 func (d *Doorbells) summarize(word uint32) { d.summary[word/64].Or(1 << (word % 64)) }
 
-// Take hands out slots that were rung, of one word of bits and so at most 64, and reports whether there were any. A slot can come
-// without a ring: the memory is the client's.
+// Take hands out slots that were rung, of one word of bits and so at most 64, and reports whether there were any. A
+// slot can come without a ring: the memory is the client's.
 func (d *Doorbells) Take(rung func(slot uint32)) (any bool) {
 	for range doorbellSummaryCount + 1 {
 		word := d.summary[d.next/64].Load() >> (d.next % 64)
@@ -92,8 +93,8 @@ func (d *Doorbells) Take(rung func(slot uint32)) (any bool) {
 	return false
 }
 
-// Sleep says that the engine sleeps from now on, and is to be woken. It reports false if there is something to take after all; then the
-// engine does not sleep.
+// Sleep says that the engine sleeps from now on, and is to be woken. It reports false if there is something to take
+// after all; then the engine does not sleep.
 func (d *Doorbells) Sleep() bool {
 	d.asleep.Store(1)
 	idle := true

@@ -94,7 +94,8 @@ func TestDoorbellsHostile(t *testing.T) {
 	require.False(t, engine.Take(func(uint32) {}))
 }
 
-// TestDoorbellsRace: no ring is lost. Each ringer waits until its last ring has been answered, so one that is lost ends the test.
+// TestDoorbellsRace: no ring is lost. Each ringer waits until its last ring has been answered, so one that is lost ends
+// the test.
 func TestDoorbellsRace(t *testing.T) {
 	const ringers, rings = 2, 200_000
 	client, engine := newDoorbells(t)

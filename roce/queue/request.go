@@ -231,7 +231,8 @@ type SendLimits struct {
 	MaxInline int // bytes
 }
 
-// PostSend encodes wr into the next slot, checks it there and publishes it. Inline data that a list names come from data.
+// PostSend encodes wr into the next slot, checks it there and publishes it. Inline data that a list names come from
+// data.
 func (p *Producer) PostSend(wr *SendWR, limits SendLimits, data Gatherer) error {
 	inline := wr.Flags&SendInline != 0
 	switch {
@@ -294,8 +295,9 @@ func (wr *SendWR) encode(head *SendSlot, length uint64) {
 	head.SetSwap(wr.Swap)
 }
 
-// Check says why a request with so many bytes of local data, named by its list or inline, cannot be executed. It looks at the encoded
-// form, so it is the same for both ends: whoever posts calls it before the request is published, and the engine on a copy of its own.
+// Check says why a request with so many bytes of local data, named by its list or inline, cannot be executed. It looks
+// at the encoded form, so it is the same for both ends: whoever posts calls it before the request is published, and the
+// engine on a copy of its own.
 func (s *SendSlot) Check(length uint64, limits SendLimits) error {
 	opcode, flags := Opcode(s.Opcode()), SendFlags(s.Flags())
 	o, inline := opcode.operation(), flags&SendInline != 0
@@ -326,7 +328,8 @@ func (s *SendSlot) Check(length uint64, limits SendLimits) error {
 }
 
 func (s *SendSlot) checkFlush() error {
-	if placement, selectivity := uint8(s.Immediate()), uint8(s.Immediate()>>8); placement == 0 || placement > 3 || selectivity > 1 {
+	placement, selectivity := uint8(s.Immediate()), uint8(s.Immediate()>>8)
+	if placement == 0 || placement > 3 || selectivity > 1 {
 		return fmt.Errorf("%w: FLUSH with placement %d and selectivity %d", ErrFlags, placement, selectivity)
 	}
 	if s.Quantity() > MaxMessage {

@@ -6,12 +6,12 @@
 // (Producer); the engine copies it once, validates the copy, executes it, frees the slot (Consumer) and then
 // encodes a completion into a ring of the opposite direction, where the application decodes it.
 //
-// Every ring has one producer and one consumer at a time. Neither trusts the other: indices that the peer
-// owns are clamped, slots are copied before they are looked at, and no word of the other end is waited for or looked at more than
-// a few times in a row.
+// Every ring has one producer and one consumer at a time. Neither trusts the other: indices that the peer owns are
+// clamped, slots are copied before they are looked at, and no word of the other end is waited for or looked at more
+// than a few times in a row.
 //
-// The layout is in hack/ringgen/table.go, which the constants and accessors here and the C header xroce_ring.h are made from.
-// Indices run freely over 2^32 and are masked on use.
+// The layout is in hack/ringgen/table.go, which the constants and accessors here and the C header xroce_ring.h are made
+// from. Indices run freely over 2^32 and are masked on use.
 package queue
 
 //go:generate go run ../../hack/ringgen
@@ -105,8 +105,8 @@ type ring struct {
 	capacity uint32
 }
 
-// words are those that the ends touch at the same time. The slots are ordered by the first two (release on store, acquire on
-// load: both are what sync/atomic gives).
+// words are those that the ends touch at the same time. The slots are ordered by the first two (release on store,
+// acquire on load: both are what sync/atomic gives).
 type words struct {
 	producer *atomic.Uint32
 	consumer *atomic.Uint32
@@ -151,9 +151,8 @@ type Producer struct {
 	consumed uint32 // the consumer's index when it was last looked at
 }
 
-// NewProducer makes the writing end of the ring in memory, which Create or the other end has made. It returns ErrLayout if that is of
-// another version or geometry.
-// The memory belongs to the ring until both ends are dropped.
+// NewProducer makes the writing end of the ring in memory, which Create or the other end has made. It returns ErrLayout
+// if that is of another version or geometry. The memory belongs to the ring until both ends are dropped.
 func NewProducer(memory []byte, l Layout) (*Producer, error) {
 	r, err := attach(memory, l)
 	if err != nil {

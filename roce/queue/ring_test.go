@@ -240,7 +240,8 @@ func TestNotificationConcurrent(t *testing.T) {
 	}
 }
 
-// TestDisarmHostile: Disarm comes back, and the request is served, whatever the other end does to the arm word meanwhile.
+// TestDisarmHostile: Disarm comes back, and the request is served, whatever the other end does to the arm word
+// meanwhile.
 func TestDisarmHostile(t *testing.T) {
 	p, c := ends(t, newMemory(CompletionLayout(1), 0), CompletionLayout(1))
 	var stop atomic.Bool
@@ -279,7 +280,8 @@ func TestLayouts(t *testing.T) {
 	require.ErrorContains(t, err, "aligned")
 }
 
-// TestAttach: an end refuses a ring of another version or geometry than it was told, and afterwards does not look at them again.
+// TestAttach: an end refuses a ring of another version or geometry than it was told, and afterwards does not look at
+// them again.
 func TestAttach(t *testing.T) {
 	l := Layout{Capacity: 5, Stride: 32}
 	memory, err := New(l)

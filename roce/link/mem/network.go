@@ -54,6 +54,9 @@ type Options struct {
 	Faults Faults
 	// Manual gives the network a clock that stands still until AdvanceTo.
 	Manual bool
+	// NoFD leaves out the descriptors of the queues: whoever waits for frames sleeps in the Go runtime instead of poll(2), as
+	// testing/synctest needs it.
+	NoFD bool
 	// Latency is the time from Kick to arrival on a manual clock; 0 means one microsecond.
 	Latency time.Duration
 	// Scatter delivers each frame to a random queue of its device instead of to the one that has the number of

@@ -44,6 +44,7 @@ type packetID struct {
 type Verdict struct {
 	Drop      bool
 	Duplicate bool
+	Late      bool // others overtake it
 	// Delay is added to the time of arrival. It needs a manual clock.
 	Delay time.Duration
 }
@@ -217,7 +218,7 @@ func (n *Network) send(frame []byte, queue int) {
 		n.harmed++
 		v.Delay += time.Duration(n.random.Int64N(int64(f.LongestDelay) + 1))
 	}
-	late := n.chance(f.Reorder)
+	late := n.chance(f.Reorder) || v.Late
 	if late {
 		n.harmed++
 	}

@@ -89,6 +89,11 @@ var mayKnow = map[string]struct {
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
 		"internal/pcapng", "internal/refusal", "internal/backlog", "internal/opener",
 	}},
+	"verbs/verbstest": {rooms: []string{
+		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/mem", "roce/link/xdp", "roce/memory", "roce/queue",
+		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control", "internal/pcapng",
+		"internal/refusal", "internal/opener", "verbs",
+	}},
 }
 
 func TestArrowsPointDown(t *testing.T) {

@@ -158,6 +158,13 @@ type sleep struct {
 	followers []*waiter // the blocked waits, the leader among them
 }
 
+// wakeLeader wakes the sleeper, if there is one: frames have come that no descriptor tells of.
+func (l *sleep) wakeLeader() {
+	if w := l.leader.Load(); w != nil {
+		w.wake()
+	}
+}
+
 // remind wakes the sleeper, if there is one and it would sleep beyond a time of the shard's clock.
 func (l *sleep) remind(at transport.Time) {
 	if l.until.Load() > int64(at) {

@@ -53,8 +53,9 @@ type Shard struct {
 	device *Device
 	index  int
 	queue  link.Queue
-	place  place   // of the QPs at home here
-	ways   []place // of those on their way to another shard of the device, by its index
+	waker  link.Waker // the queue, if it has no descriptor to sleep on; else nil
+	place  place      // of the QPs at home here
+	ways   []place    // of those on their way to another shard of the device, by its index
 
 	// doorbells is a stack of the QPs that have new work, linked by QP.ringingNext.
 	doorbells atomic.Pointer[QP]
@@ -104,6 +105,10 @@ func newShard(d *Device, index int, q link.Queue) (*Shard, error) {
 	s.ringFrames = count
 	s.place.shard = s
 	s.inboxes.Store(new([]*inbox))
+	if waker, ok := q.(link.Waker); ok && q.FD() < 0 {
+		s.waker = waker
+		waker.OnArrival(s.sleep.wakeLeader)
+	}
 	return s, s.background.init(d.options.Manual)
 }
 

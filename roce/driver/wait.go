@@ -2,7 +2,7 @@ package driver
 
 // A blocked wait spins for a moment, since the answer of a peer is usually that near, then sleeps in poll(2) on the
 // sockets of the shards of its CQ, or of its channel's CQs, itself: no other thread has to be woken first (a wake-up on another CPU costs 30
-// to 35 us). The first one on a shard leads, the others follow: they park until a completion of theirs is
+// to 35 us). Where there is no socket but memory, it parks in the Go runtime instead, and who brings a frame wakes it. The first one on a shard leads, the others follow: they park until a completion of theirs is
 // noticed by whoever drives, or until the leader leaves and one of them takes its place.
 
 import (
@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// spinTime is how long a wait polls before it sleeps; yieldEvery is how many empty polls go between
+	// spinTime is how long a wait polls before it sleeps, and spinPolls how often at most: in testing/synctest time stands still
+	// while anybody runs. Elsewhere the time is over long before. yieldEvery is how many empty polls go between
 	// two calls of sched_yield. With 20 to 50 us and 4 to 16 a round trip takes 4 us on two CPUs and 5 us on one.
 	spinTime   = 30 * time.Microsecond
+	spinPolls  = 4096
 	yieldEvery = 8
 	// A poller that only calls sched_yield keeps its P: with one on every P the program's other goroutines advance by what
 	// the runtime's monitor takes away from it, 10 ms at a time. So it calls the Go scheduler after rescheduleFirst empty
@@ -77,6 +79,8 @@ func (c *crowd) slow() {
 func (g *Group) Pause(misses uint32, o Waitable) {
 	switch {
 	case misses == 0 || misses%yieldEvery != 0:
+	case misses%rescheduleFirst == 0 && g.device.shards[0].waker != nil:
+		g.nap(o) // time may have to wait for it
 	case misses >= rescheduleFirst && misses&(misses-1) == 0, misses%rescheduleEvery == 0:
 		runtime.Gosched()
 	case g.device.crowd.yield():
@@ -84,10 +88,13 @@ func (g *Group) Pause(misses uint32, o Waitable) {
 	}
 }
 
+// wakes says whether frames at the shard end a sleep.
+func (s *Shard) wakes() bool { return s.waker != nil || s.queue.FD() >= 0 }
+
 // nap sleeps for a moment, until something has come in for o.
 func (g *Group) nap(o Waitable) {
 	d, set := g.device, g.shards.bits.Load()
-	if set == 0 || d.shards[bits.TrailingZeros64(set)].queue.FD() < 0 {
+	if set == 0 || !d.shards[bits.TrailingZeros64(set)].wakes() {
 		yield() // nothing would wake it
 		return
 	}
@@ -117,7 +124,11 @@ func (g *Group) nap(o Waitable) {
 	}
 	o.Arm()
 	if done, _ := look(context.Background(), o); !done {
-		w.sleep(w.led, timeout)
+		if d.shards[0].waker != nil {
+			w.parkOn(w.led, timeout)
+		} else {
+			w.sleep(w.led, timeout)
+		}
 	}
 	for i, s := range d.shards {
 		if set&(1<<i) == 0 {
@@ -185,8 +196,12 @@ func (w *waiter) wake() {
 	}
 }
 
-// sleep waits in poll(2) on the sockets of the shards, for at most timeout unless it is negative.
+// sleep waits in poll(2) on the sockets of the shards, for at most timeout unless it is negative; or parked where they have none.
 func (w *waiter) sleep(shards []*Shard, timeout time.Duration) {
+	if len(shards) > 0 && shards[0].waker != nil {
+		w.parkOn(shards, timeout)
+		return
+	}
 	w.set.reset()
 	w.set.add(w.event.fd)
 	for _, s := range shards {
@@ -200,6 +215,23 @@ func (w *waiter) sleep(shards []*Shard, timeout time.Duration) {
 	}
 	w.mode.Store(awake)
 	w.woken.Store(false)
+}
+
+// parkOn waits until it is woken, frames wait at one of the shards, or the time is over.
+func (w *waiter) parkOn(shards []*Shard, timeout time.Duration) {
+	var alarm <-chan time.Time
+	if timeout >= 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		alarm = timer.C
+	}
+	// Frames that come from now on wake the leader.
+	for _, s := range shards {
+		if s.waker.Waiting() {
+			w.woken.Store(true)
+		}
+	}
+	w.parkFor(alarm)
 }
 
 // parkUntilWoken waits without any descriptor.
@@ -257,7 +289,7 @@ func (g *Group) Wait(ctx context.Context, o Waitable) error {
 		}
 		g.DrivePolled()
 		if i%yieldEvery == 0 {
-			if time.Since(start) > spinTime || g.device.crowd.yield() {
+			if time.Since(start) > spinTime || i >= spinPolls || g.device.crowd.yield() {
 				break
 			}
 		}

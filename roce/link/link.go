@@ -83,6 +83,16 @@ type Queue interface {
 	Counters() Counters
 }
 
+// Waker is implemented by Queues without a descriptor, so that whoever waits for frames can sleep in the Go runtime. Its methods may be called
+// at any time from any goroutine.
+type Waker interface {
+	// OnArrival has arrived called whenever frames begin to wait. It is called once, before the queue is used; arrived must neither
+	// block nor call the queue.
+	OnArrival(arrived func())
+	// Waiting says whether frames wait for a Receive.
+	Waiting() bool
+}
+
 // Counters are the counts of one queue, frames unless said otherwise.
 type Counters struct {
 	Received    uint64 // frames handed out by Receive

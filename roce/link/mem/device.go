@@ -69,7 +69,11 @@ func (n *Network) NewDevice(o DeviceOptions) (*Device, error) {
 			return nil, err
 		}
 		d.queues = append(d.queues, q)
-		d.links = append(d.links, q)
+		if n.options.NoFD && !n.options.Manual {
+			d.links = append(d.links, wakingQueue{q})
+		} else {
+			d.links = append(d.links, q)
+		}
 	}
 	n.devices[o.MAC] = d
 	return d, nil
@@ -168,6 +172,7 @@ type queue struct {
 	waiting   [][]byte // frames that have arrived
 	published [][]byte
 	dropped   uint64
+	arrived   func() // or nil
 
 	pending               atomic.Int32 // len(published)
 	received, sent, kicks atomic.Uint64
@@ -181,7 +186,7 @@ type queue struct {
 
 func newQueue(d *Device, index int) (*queue, error) {
 	q := &queue{device: d, index: index, segments: make([][1][]byte, d.options.ReceiveFrames), bell: silentBell}
-	if d.network.options.Manual {
+	if d.network.options.Manual || d.network.options.NoFD {
 		return q, nil // nobody sleeps where time stands still
 	}
 	return q, q.bell.open()
@@ -197,6 +202,9 @@ func (q *queue) arrive(frame []byte) {
 	q.waiting = append(q.waiting, frame)
 	if len(q.waiting) == 1 {
 		q.bell.ring()
+		if q.arrived != nil {
+			q.arrived()
+		}
 	}
 }
 
@@ -293,6 +301,25 @@ func (q *queue) Renew() {}
 
 // FD implements link.Queue.
 func (q *queue) FD() int { return q.bell.fd }
+
+// wakingQueue is a queue of a network without descriptors.
+type wakingQueue struct{ *queue }
+
+var _ link.Waker = wakingQueue{}
+
+// OnArrival implements link.Waker.
+func (q wakingQueue) OnArrival(arrived func()) {
+	q.device.network.mu.Lock()
+	defer q.device.network.mu.Unlock()
+	q.arrived = arrived
+}
+
+// Waiting implements link.Waker.
+func (q wakingQueue) Waiting() bool {
+	q.device.network.mu.Lock()
+	defer q.device.network.mu.Unlock()
+	return len(q.waiting) > 0
+}
 
 // Counters implements link.Queue.
 func (q *queue) Counters() link.Counters {

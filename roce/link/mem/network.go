@@ -44,6 +44,7 @@ type packetID struct {
 type Verdict struct {
 	Drop      bool
 	Duplicate bool
+	Late      bool // others overtake it
 	// Delay is added to the time of arrival. It needs a manual clock.
 	Delay time.Duration
 }
@@ -54,6 +55,9 @@ type Options struct {
 	Faults Faults
 	// Manual gives the network a clock that stands still until AdvanceTo.
 	Manual bool
+	// NoFD leaves out the descriptors of the queues: whoever waits for frames sleeps in the Go runtime instead of poll(2), as
+	// testing/synctest needs it.
+	NoFD bool
 	// Latency is the time from Kick to arrival on a manual clock; 0 means one microsecond.
 	Latency time.Duration
 	// Scatter delivers each frame to a random queue of its device instead of to the one that has the number of
@@ -214,7 +218,7 @@ func (n *Network) send(frame []byte, queue int) {
 		n.harmed++
 		v.Delay += time.Duration(n.random.Int64N(int64(f.LongestDelay) + 1))
 	}
-	late := n.chance(f.Reorder)
+	late := n.chance(f.Reorder) || v.Late
 	if late {
 		n.harmed++
 	}

@@ -1,0 +1,43 @@
+package driver
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/xroce/xroce/roce/link/mem"
+	"github.com/xroce/xroce/roce/queue"
+)
+
+// TestParkedWaits: on a network without descriptors waits sleep in the Go runtime, so they work in virtual time: an idle second costs
+// none, a wait ends with its context at the very moment, and a poller that finds nothing lets time pass.
+func TestParkedWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := mem.NewNetwork(mem.Options{NoFD: true}).NewDevice(mem.DeviceOptions{Queues: 2})
+		require.NoError(t, err)
+		d, err := Open(l, Options{})
+		require.NoError(t, err)
+		cq, err := d.CreateCQ(4, nil)
+		require.NoError(t, err)
+		cq.enter(d.shards[0])
+		cq.enter(d.shards[1])
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		require.ErrorIs(t, cq.Wait(ctx), context.DeadlineExceeded)
+		require.Equal(t, time.Hour, time.Since(begin))
+		polls := 0
+		for begin = time.Now(); time.Since(begin) < time.Second; polls++ {
+			_, err := cq.Poll(make([]queue.WC, 1))
+			require.NoError(t, err)
+		}
+		require.Less(t, polls, 1_000_000)
+		cq.exit(d.shards[0])
+		cq.exit(d.shards[1])
+		require.NoError(t, cq.Close())
+		require.NoError(t, d.Close())
+	})
+}

@@ -22,8 +22,7 @@ import (
 // observed makes an observation of a device.
 func observed(path string, uptime float64, counts, drops driver.Counts) observation {
 	s := verbs.Snapshot{PID: 7, Format: verbs.SnapshotFormat, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	s.Device = driver.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3,
-		State: "active"}
+	s.Device = driver.DeviceStatus{Name: "eth0", Rung: "native+frags", Uptime: uptime, QPNBase: 0x4000, QPs: 3, State: "active"}
 	s.Counters = driver.CounterStatus{Counts: counts, Drops: drops}
 	return observation{path: path, snapshot: s, document: json.RawMessage(`{"format":1}`)}
 }
@@ -164,8 +163,7 @@ func TestCase_F8_ControlSocket(t *testing.T) {
 	require.Eventually(t, func() bool { return files() == 1 }, 20*time.Second, 5*time.Millisecond, "no control socket")
 	look := newProgram("stat", "--interval", "20ms")
 	look.begin(t, nil)
-	require.Eventually(t, func() bool { return strings.Count(look.stdout.String(), "\n") >= 2 }, 20*time.Second,
-		5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Count(look.stdout.String(), "\n") >= 2 }, 20*time.Second, 5*time.Millisecond)
 	require.NoError(t, server.command.Process.Kill())
 	<-server.ended
 	require.Equal(t, 0, look.status(t, 20*time.Second), "it ends with the last process: %s", look.stderr.String())

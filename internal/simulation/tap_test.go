@@ -47,8 +47,7 @@ func TestCase_F7_BothDirections(t *testing.T) {
 			stats, err := captures[i].Stop()
 			require.NoError(t, err)
 			require.Zero(t, stats.LeftOut)
-			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), d.Counters(), sent, arrived,
-				seen)
+			judge(t, fmt.Sprintf("seed %d, device %d", seed, i), pcapngtest.Read(t, &files[i]), d.Counters(), sent, arrived, seen)
 		}
 		for frame, n := range sent {
 			require.Zero(t, n, "sent at %v, but not captured: %x", frame.at, frame.bytes)
@@ -64,8 +63,7 @@ func TestCase_F7_BothDirections(t *testing.T) {
 		require.NotZero(t, seen[comment], comment)
 	}
 	t.Logf("%v", seen)
-	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets",
-		"as many marks as the counters say")
+	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets", "as many marks as the counters say")
 }
 
 // judge compares a capture with the counters of its device, and takes its frames out of those sent and arrived.

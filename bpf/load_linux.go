@@ -79,7 +79,7 @@ func newSpecs() (specs, error) {
 // opens to find out what the kernel can do.
 const loadDescriptors = 16
 
-// checkDescriptors looks for room before the library does: it takes a probe that failed for want of a descriptor for a
+// checkDescriptors looks for room before the library does. The library takes a probe that failed because no descriptor was free for a
 // feature that the kernel lacks, and keeps that answer for the life of the process.
 func checkDescriptors() (err error) {
 	var held [loadDescriptors]int

@@ -172,7 +172,7 @@ func TestReceiveInvalid(t *testing.T) {
 }
 
 // The kernel shows received frames before it shows that it has taken their chunks from the FILL ring (net/xdp/xsk.c,
-// xsk_flush): whoever receives and gives back in between must not lose a chunk for want of room.
+// xsk_flush): a caller that receives and gives back between the two must not lose a chunk because there is no room.
 func TestReceiveBeforeFillIsReleased(t *testing.T) {
 	s, k := newMemorySocket(t, smallOptions, math.MaxUint32-20)
 	frames := make([]Frame, 16)

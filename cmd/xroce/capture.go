@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// captureCommand writes the packets of devices that processes of this machine serve, as those stream them from their
-// control sockets. The letters of the flags are tcpdump's.
+// captureCommand writes the packets of devices that processes of this machine serve. The processes stream the packets
+// from their control sockets. The letters of the flags are tcpdump's.
 type captureCommand struct {
 	servedFlag
 	Write       string        `short:"w" required:"" placeholder:"FILE" help:"Where the capture goes, in the pcapng format; - is the standard output."`

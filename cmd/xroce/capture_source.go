@@ -86,8 +86,8 @@ func (s *captureSource) begin() error {
 	}
 }
 
-// copyTo passes packets on until the end. Whole blocks are passed on only, so what a process leaves that is killed
-// can be read.
+// copyTo passes packets on until the end. It passes on only whole blocks, so what a killed process has left can be
+// read.
 func (s *captureSource) copyTo(out *captureOutput) {
 	complete := false
 	for {

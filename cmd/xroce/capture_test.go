@@ -181,8 +181,7 @@ func TestCaptureToPipe(t *testing.T) {
 	p.begin(t, nil)
 	waitFor := func(bytes int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return len(p.stdout.String()) >= bytes }, 20*time.Second, 5*time.Millisecond,
-			"%s", &p.stderr)
+		require.Eventually(t, func() bool { return len(p.stdout.String()) >= bytes }, 20*time.Second, 5*time.Millisecond, "%s", &p.stderr)
 	}
 	waitFor(100) // the header
 	k.write(t, 100_000)
@@ -273,8 +272,7 @@ func TestCaptureRotates(t *testing.T) {
 	require.Greater(t, len(names), 11)
 	require.FileExists(t, filepath.Join(folder, "n"))
 	require.FileExists(t, filepath.Join(folder, "n"+itoa(len(names)-1)))
-	require.True(t, strings.HasPrefix(numbered.stderr.String(), itoa(total(names))+" packets captured, "),
-		numbered.stderr.String())
+	require.True(t, strings.HasPrefix(numbered.stderr.String(), itoa(total(names))+" packets captured, "), numbered.stderr.String())
 	names, err = filepath.Glob(filepath.Join(folder, "r*"))
 	require.NoError(t, err)
 	require.Len(t, names, 11)
@@ -311,8 +309,7 @@ func TestCase_F7_CaptureKilled(t *testing.T) {
 		all += opener.Counters(d).Link.Transmitted + opener.Counters(d).Link.Received
 	}
 	require.Equal(t, all, uint64(len(c.Packets))+missing, "what is left out is counted")
-	require.Equal(t, itoa(len(c.Packets))+" packets captured, "+itoa(int(missing))+" left out"+remedy(missing)+"\n",
-		stopped.stderr.String())
+	require.Equal(t, itoa(len(c.Packets))+" packets captured, "+itoa(int(missing))+" left out"+remedy(missing)+"\n", stopped.stderr.String())
 	require.Contains(t, stopped.stderr.String(), "a larger -B")
 	for _, d := range k.devices {
 		require.Empty(t, opener.Counters(d).DropReasons())
@@ -386,6 +383,5 @@ func TestCaptureNotOnTerminal(t *testing.T) {
 	p := newProgram("capture", "-w", "-")
 	p.command.Stdout = slave
 	require.Equal(t, statusEnvironment, p.run(t, nil))
-	require.Equal(t, "xroce: a capture is not for a terminal: name a file with -w, or pipe it to wireshark -k -i -\n",
-		p.stderr.String())
+	require.Equal(t, "xroce: a capture is not for a terminal: name a file with -w, or pipe it to wireshark -k -i -\n", p.stderr.String())
 }

@@ -22,7 +22,7 @@ type channel struct {
 	peer       string // who is at the other end
 }
 
-// errPeerGone: the process at the other end of a channel has ended. Why, the parent knows.
+// errPeerGone: the process at the other end of a channel has ended. The parent knows why.
 var errPeerGone = errors.New("gone")
 
 func (c *channel) send(message any) error {

@@ -117,8 +117,8 @@ func (c *children) end() {
 	}
 }
 
-// reason says why the run failed, after an event that means so. Of a process that lost its peer and of that peer, it
-// is the peer's end that matters, and it may be reported a moment later.
+// reason says why the run failed, after an event that means so. If a process has lost its peer, the end of the peer is
+// what matters, and it may be reported a moment later.
 func (c *children) reason(first event) error {
 	err, secondary := first.failure()
 	for deadline := time.After(2 * time.Second); secondary; {

@@ -95,8 +95,7 @@ func (e *deviceEntry) print(out io.Writer) error {
 	line("    driver %s, %s, %s, queues %d", orUnknown(e.Driver), e.MAC, state, e.Queues)
 	line("    MTU %d, active path MTU %s", e.NetdevMTU, orNone(e.ActiveMTU))
 	if len(e.XDPModes) > 0 {
-		line("    XDP %s (%s), %s, %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText(),
-			bufferMode(e.MultiBuffer))
+		line("    XDP %s (%s), %s, %s", e.XDPModes[0], strings.Join(e.XDPModes, ", "), e.copyText(), bufferMode(e.MultiBuffer))
 	}
 	if e.SingleBuffer != "" {
 		line("    no multi-buffer, so no path MTU 4096: %s", e.SingleBuffer)

@@ -64,14 +64,10 @@ func TestPingpongWrongDevice(t *testing.T) {
 	requireWrongUse(t, n, []string{"pingpong", "-d", "lo"}, "lo is a loopback device")
 	requireWrongUse(t, n, []string{"pingpong", "127.0.0.1"}, "lo carries the route to 127.0.0.1, but cannot serve")
 	requireWrongUse(t, n, []string{"pingpong", "192.0.2.1"}, "192.0.2.1", "unreachable")
-	requireWrongUse(t, n, []string{"pingpong", "fe80::1"},
-		"fe80::1 is a link-local address: add the network device towards it, fe80::1%DEV")
-	requireWrongUse(t, n, []string{"pingpong", "-d", "veth0", "fe80::1"},
-		"add the network device towards it, fe80::1%veth0")
-	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"},
-		"path MTU 2048 needs netdev MTU 2144, veth0 has 1500 (ip link set veth0 mtu 2144)")
-	requireWrongUse(t, n, []string{"pingpong", "-m", "4096"},
-		"path MTU 4096 needs netdev MTU 4192, veth0 has 1500 (ip link set veth0 mtu 4192)")
+	requireWrongUse(t, n, []string{"pingpong", "fe80::1"}, "fe80::1 is a link-local address: add the network device towards it, fe80::1%DEV")
+	requireWrongUse(t, n, []string{"pingpong", "-d", "veth0", "fe80::1"}, "add the network device towards it, fe80::1%veth0")
+	requireWrongUse(t, n, []string{"pingpong", "-m", "2048"}, "path MTU 2048 needs netdev MTU 2144, veth0 has 1500 (ip link set veth0 mtu 2144)")
+	requireWrongUse(t, n, []string{"pingpong", "-m", "4096"}, "path MTU 4096 needs netdev MTU 4192, veth0 has 1500 (ip link set veth0 mtu 4192)")
 	requireFree(t, &p.A)
 
 	second, err := netlab.Join(p.A.Namespace, p.B.Namespace, netlab.PairOptions{})
@@ -82,8 +78,7 @@ func TestPingpongWrongDevice(t *testing.T) {
 	inside(t, &p.B, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
 	requireWrongUse(t, n, []string{"pingpong"}, "network device veth0 is up but has no carrier")
 	inside(t, &p.A, func(h *netlink.Handle, device netlink.Link) { require.NoError(t, h.LinkSetDown(device)) })
-	requireWrongUse(t, n, []string{"pingpong"}, "no network device can serve: ", "lo is a loopback device",
-		"ip link set veth0 up")
+	requireWrongUse(t, n, []string{"pingpong"}, "no network device can serve: ", "lo is a loopback device", "ip link set veth0 up")
 }
 
 func TestPingpongNoServer(t *testing.T) {
@@ -222,6 +217,5 @@ func TestCase_F10(t *testing.T) {
 	require.Equal(t, 0, client.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
 	require.Equal(t, 0, server.status(t, 20*time.Second), "%v %v", &client.stderr, &server.stderr)
 	require.NotContains(t, client.stderr.String()+server.stderr.String(), "control socket")
-	support.Object(t, "Device", "opened with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF only",
-		"works; without one of them the error names it")
+	support.Object(t, "Device", "opened with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF only", "works; without one of them the error names it")
 }

@@ -240,8 +240,7 @@ func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 }
 
 // connect agrees with the other end on the terms, connects the queue pairs and posts the receives.
-func (c *pingpongCommand) connect(ctx context.Context, r *rdma,
-	connection net.Conn) (local, remote verbs.Endpoint, err error) {
+func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.Conn) (local, remote verbs.Endpoint, err error) {
 	if c.GID >= 0 {
 		err = r.useIndex(c.GID)
 	} else {
@@ -366,8 +365,7 @@ func printEndpoint(out io.Writer, name string, e verbs.Endpoint) {
 		name+" address:", e.QPN, uint32(e.PSN), e.Address)
 }
 
-func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration,
-	iterations int) *pingpongResult {
+func (c *pingpongCommand) report(r *rdma, local, remote verbs.Endpoint, took time.Duration, iterations int) *pingpongResult {
 	i := r.device.Information()
 	counters := r.device.Counters()
 	bytes := 2 * int64(c.Size) * int64(iterations)
@@ -386,8 +384,7 @@ func (c *pingpongCommand) print(app *application, r *pingpongResult) error {
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(r)
 	}
-	_, err := fmt.Fprintf(app.stdout,
-		"%d bytes in %.2f seconds = %.2f Mbit/sec\n%d iters in %.2f seconds = %.2f usec/iter\n",
+	_, err := fmt.Fprintf(app.stdout, "%d bytes in %.2f seconds = %.2f Mbit/sec\n%d iters in %.2f seconds = %.2f usec/iter\n",
 		r.Bytes, r.Seconds, r.Mbit, r.Iterations, r.Seconds, r.RoundTrip)
 	return err
 }

@@ -35,16 +35,14 @@ func TestNetNSEverywhere(t *testing.T) {
 		stat := newProgram("stat", "-n", "1", "--interval", "20ms", "--netns", path[i])
 		require.Equal(t, 0, stat.run(t, nil), &stat.stderr)
 		require.Regexp(t, `^\d\d:\d\d:\d\d veth0 pid `+pid[i]+` qps 1 .*\n$`, stat.stdout.String())
-		capture := newProgram("capture", "-i", "veth0", "-w", filepath.Join(folder, "x.pcapng"), "-c", "1", "--netns",
-			path[i])
+		capture := newProgram("capture", "-i", "veth0", "-w", filepath.Join(folder, "x.pcapng"), "-c", "1", "--netns", path[i])
 		require.Equal(t, 0, capture.run(t, nil), &capture.stderr)
 		written, err := os.ReadFile(filepath.Join(folder, "x.pcapng"))
 		require.NoError(t, err)
 		require.Contains(t, string(written), "process "+pid[i]+",")
 		require.NotContains(t, string(written), "process "+pid[1-i]+",")
 	}
-	requireWrongUse(t, nil, []string{"stat", "--netns", "/proc/self/ns/net"},
-		"no process serves a device in network namespace /proc/self/ns/net")
+	requireWrongUse(t, nil, []string{"stat", "--netns", "/proc/self/ns/net"}, "no process serves a device in network namespace /proc/self/ns/net")
 	require.NoError(t, client.command.Process.Signal(syscall.SIGINT))
 	require.Equal(t, 130, client.status(t, 5*time.Second))
 }
@@ -59,16 +57,13 @@ func TestStatOfOthers(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, arguments := range [][]string{{"stat"}, {"capture", "-w", "-"}} {
-		asNobody(t, nil, arguments...).requireWrongUse(t, nil, "permission denied",
-			"only the user who runs it and root may look: run it as root")
+		asNobody(t, nil, arguments...).requireWrongUse(t, nil, "permission denied", "only the user who runs it and root may look: run it as root")
 		require.NoError(t, os.Chmod(folder, 0o700))
-		asNobody(t, nil, arguments...).requireWrongUse(t, nil, "permission denied",
-			"only its owner and root may look: run it as root")
+		asNobody(t, nil, arguments...).requireWrongUse(t, nil, "permission denied", "only its owner and root may look: run it as root")
 		require.NoError(t, os.Chmod(folder, 0o755))
 		run := asNobody(t, nil, arguments...)
 		run.command.Env = append(run.command.Env, control.Environment+"=", "XDG_RUNTIME_DIR=")
-		run.requireWrongUse(t, nil,
-			"set XROCE_RUN to that of the processes to look at, or run it as root to see those of root")
+		run.requireWrongUse(t, nil, "set XROCE_RUN to that of the processes to look at, or run it as root to see those of root")
 		run = asNobody(t, nil, arguments...)
 		run.command.Env = append(run.command.Env, control.Environment+"=", "XDG_RUNTIME_DIR=/absent")
 		run.requireWrongUse(t, nil, "in /absent/xroce; processes of root are seen by root only: run it as root")

@@ -163,8 +163,7 @@ func TestCase_F8_ControlSocket(t *testing.T) {
 	require.Eventually(t, func() bool { return files() == 1 }, 20*time.Second, 5*time.Millisecond, "no control socket")
 	look := newProgram("stat", "--interval", "20ms")
 	look.begin(t, nil)
-	require.Eventually(t, func() bool { return strings.Count(look.stdout.String(), "\n") >= 2 }, 20*time.Second,
-		5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Count(look.stdout.String(), "\n") >= 2 }, 20*time.Second, 5*time.Millisecond)
 	require.NoError(t, server.command.Process.Kill())
 	<-server.ended
 	require.Equal(t, 0, look.status(t, 20*time.Second), "it ends with the last process: %s", look.stderr.String())

@@ -76,7 +76,7 @@ type sample struct {
 func (s sample) value() float64 { return max(s.Gigabits, s.Microseconds) }
 
 // lab is two namespaces with three identical pairs of devices between them. Programs that are attached to a device
-// change what it does for everybody else on it (TSO, for one), so that nobody shares.
+// change what it does for everybody else on it (for example TSO), so that nobody shares.
 type lab struct {
 	*runCommand
 	mode           string
@@ -126,7 +126,7 @@ func usableCPUs() (cpus []int) {
 // close closes the namespaces, and with them go the devices.
 func (l *lab) close() error { return errors.Join(l.a.Close(), l.b.Close()) }
 
-// attempts bounds how often a run is repeated that does not count: one that lost too much, for one.
+// attempts bounds how often a run is repeated that does not count, for example one that lost too much.
 const attempts = 3
 
 // measure runs one measurement.

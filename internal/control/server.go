@@ -110,7 +110,7 @@ func (s *Server) accept() {
 			}
 			return
 		case err != nil:
-			// No file descriptor is left, for one: the next try may find one.
+			// For example, no file descriptor is left: the next try may find one.
 			select {
 			case <-s.ctx.Done():
 			case <-time.After(100 * time.Millisecond):

@@ -63,7 +63,7 @@ type Flag[T ~uint8 | ~uint32] struct {
 	Name string
 }
 
-// Flags returns the names of the bits of a set in the order of flags, "SIGNALED|INLINE" for one; a bit without a name
+// Flags returns the names of the bits of a set in the order of flags, such as "SIGNALED|INLINE"; a bit without a name
 // as its number, and "0" for the empty set.
 func Flags[T ~uint8 | ~uint32](set T, flags []Flag[T]) string {
 	var names []string

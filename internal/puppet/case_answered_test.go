@@ -133,8 +133,7 @@ func TestCase_A19(t *testing.T) {
 						wait += 640 * time.Microsecond
 					}
 					require.Equal(t, wait, again.At-refused)
-					support.Fault(t, "answer: "+syndrome.String(),
-						support.Outcome{Requester: fmt.Sprintf("sends again %v later", wait-2*latency)})
+					support.Fault(t, "answer: "+syndrome.String(), support.Outcome{Requester: fmt.Sprintf("sends again %v later", wait-2*latency)})
 					p.ExpectPacket(roce.RCSendOnly, 42)
 					end.ExpectNoCompletion()
 					require.True(t, bytes.Equal(image, end.MR.Bytes()))
@@ -183,8 +182,7 @@ func TestCase_B3_Answered(t *testing.T) {
 				p.Ack(42, 3)
 				end.ExpectSend(3, verbs.WCSuccess)
 				p.ExpectNothing(time.Minute)
-				support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", a.operation),
-					support.Outcome{Requester: "asks again, at once"})
+				support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", a.operation), support.Outcome{Requester: "asks again, at once"})
 			})
 		}
 	}
@@ -286,8 +284,7 @@ func TestCase_B18_WrongForm(t *testing.T) {
 				end.ExpectSend(3, verbs.WCWRFlushErr)
 				require.True(t, bytes.Equal(image, end.MR.Bytes()))
 				p.ExpectNothing(time.Minute)
-				support.Fault(t, fmt.Sprintf("READ response of another length or place, to %v", a.operation),
-					support.Outcome{Requester: status})
+				support.Fault(t, fmt.Sprintf("READ response of another length or place, to %v", a.operation), support.Outcome{Requester: status})
 			})
 		}
 	}

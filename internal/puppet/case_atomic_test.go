@@ -121,8 +121,7 @@ func testB5(t *testing.T, step func(c *couple, i int) []verbs.SendWR) {
 	t.Run("both", func(t *testing.T) { atomics(t, 16, step, every(3, isResponse), every(7, isRequest)) })
 	t.Run("every fourth packet", func(t *testing.T) { atomics(t, 16, step, every(4, isAnything)) })
 	t.Run("one in flight", func(t *testing.T) { atomics(t, 1, step, every(3, isResponse)) })
-	support.Fault(t, "atomic or its response lost",
-		support.Outcome{Responder: "executes it once", Requester: verbs.WCSuccess})
+	support.Fault(t, "atomic or its response lost", support.Outcome{Responder: "executes it once", Requester: verbs.WCSuccess})
 }
 
 // TestCase_B5: a fetch-and-add whose response was lost is not executed again, but answered again.
@@ -220,8 +219,7 @@ func TestCase_B2_Responses(t *testing.T) {
 				require.Equal(t, uint32(1), answers[0].AETH.MSN)
 				support.Opcode(t, packets[0].Opcode, support.Sent, support.Received)
 				support.Opcode(t, answers[0].Opcode, support.Sent, support.Received)
-				support.Fault(t, fmt.Sprintf("%v: only %s lost", operation, lost),
-					support.Outcome{Requester: "sends again after the ACK timeout"})
+				support.Fault(t, fmt.Sprintf("%v: only %s lost", operation, lost), support.Outcome{Requester: "sends again after the ACK timeout"})
 			})
 		}
 	}
@@ -248,8 +246,7 @@ func TestCase_B3_EveryOperation(t *testing.T) {
 			require.EqualValues(t, 1, opener.Counters(c.a.Device).Transport.ImpliedNAKs)
 			require.True(t, bytes.Equal(c.a.Bytes(1024, 8), c.b.Bytes(1024, 8)))
 			require.True(t, bytes.Equal(c.a.Bytes(2048, 8), c.b.Bytes(2048, 8)))
-			support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", operation),
-				support.Outcome{Requester: "asks again, at once"})
+			support.Fault(t, fmt.Sprintf("response to %v lost, a later request answered", operation), support.Outcome{Requester: "asks again, at once"})
 		})
 	}
 }

@@ -145,6 +145,5 @@ func TestCase_F7_Marks(t *testing.T) {
 		{false, roce.RCReadRequest, 100, "duplicate request"},
 		{true, roce.RCReadResponseOnly, 100, "response sent again"},
 	}, lines)
-	support.Object(t, "Device", "StartCapture",
-		"packets of both directions as they are on the wire, marked if dropped or sent again")
+	support.Object(t, "Device", "StartCapture", "packets of both directions as they are on the wire, marked if dropped or sent again")
 }

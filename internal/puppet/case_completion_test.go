@@ -56,8 +56,7 @@ func TestCase_B16(t *testing.T) {
 	}
 	p.Send(send(100, "rose"))
 	p.ExpectNothing(time.Minute)
-	support.Fault(t, "queue pair set to ERR with requests posted",
-		support.Outcome{Receive: verbs.WCWRFlushErr, Requester: verbs.WCWRFlushErr})
+	support.Fault(t, "queue pair set to ERR with requests posted", support.Outcome{Receive: verbs.WCWRFlushErr, Requester: verbs.WCWRFlushErr})
 }
 
 // TestCase_B16_Reset: a reset drops what is posted without a completion, and gives the queues back.
@@ -86,8 +85,7 @@ func TestCase_B16_Reset(t *testing.T) {
 		p.ExpectNothing(time.Minute)
 		end.ExpectNoCompletion()
 	}
-	support.Fault(t, "queue pair set to RESET with requests posted",
-		support.Outcome{Receive: "no completion", Requester: "no completion"})
+	support.Fault(t, "queue pair set to RESET with requests posted", support.Outcome{Receive: "no completion", Requester: "no completion"})
 }
 
 // TestCase_B21: a local fault of the third request leaves the first two alone and stops those behind it.
@@ -173,8 +171,7 @@ func TestBadReceive(t *testing.T) {
 			require.Equal(t, verbs.StateError, end.QP.State())
 		})
 	}
-	support.Fault(t, "memory of a receive that is not good",
-		support.Outcome{Wire: roce.SyndromeNAKRemoteOperational, Receive: verbs.WCLocProtErr})
+	support.Fault(t, "memory of a receive that is not good", support.Outcome{Wire: roce.SyndromeNAKRemoteOperational, Receive: verbs.WCLocProtErr})
 }
 
 // TestCase_D3: a completion that finds its CQ full is an error of the queue pair, never a silent loss.

@@ -100,8 +100,7 @@ func TestCase_G5_DroppedOnce(t *testing.T) {
 		}
 		after, counters := status()
 		drops := total(counters) - total(countersBefore)
-		changed := !bytes.Equal(image, end.MR.Bytes()) || before.ExpectedPSN != after.ExpectedPSN ||
-			before.State != after.State
+		changed := !bytes.Equal(image, end.MR.Bytes()) || before.ExpectedPSN != after.ExpectedPSN || before.State != after.State
 		effect := changed || answers > 0
 		for reason, n := range moved(countersBefore.DropReasons(), counters.DropReasons()) {
 			seen[reason] += n
@@ -151,7 +150,6 @@ func requireAllCounted(t *testing.T, counters *opener.EngineCounters, packets in
 	for _, n := range c.ReceivedOpcodes {
 		admitted += n
 	}
-	refused := c.Drops[roce.DropTransportMismatch] + c.Drops[roce.DropQPState] + c.Drops[roce.DropAddressMismatch] +
-		c.Drops[roce.DropPKey]
+	refused := c.Drops[roce.DropTransportMismatch] + c.Drops[roce.DropQPState] + c.Drops[roce.DropAddressMismatch] + c.Drops[roce.DropPKey]
 	require.Equal(t, c.ReceivedPackets, admitted+refused)
 }

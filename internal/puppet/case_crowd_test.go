@@ -24,8 +24,7 @@ const (
 )
 
 // newCrowd connects queue pairs of an end with a puppet. The first PSN of the one at index i is crowdPSN(i).
-func newCrowd(t *testing.T, count int, o puppet.EndOptions,
-	adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
+func newCrowd(t *testing.T, count int, o puppet.EndOptions, adjust ...func(*verbs.QPAttr)) (*puppet.Stage, *puppet.End, *puppet.Puppet, []*verbs.QP) {
 	t.Helper()
 	stage := puppet.NewStage(t, mem.Options{})
 	o.CQE = 4 * count
@@ -80,8 +79,7 @@ func TestCrowdInFlight(t *testing.T) {
 	// The last one that was connected is the one whose packets the puppet can acknowledge.
 	require.NotContains(t, sent, count-1)
 	require.Empty(t, arrived(stage, p, 4*time.Millisecond))
-	support.Object(t, "Device", "frames in flight of all QPs towards one peer",
-		"at most 3/8 of the receive buffers of a queue")
+	support.Object(t, "Device", "frames in flight of all QPs towards one peer", "at most 3/8 of the receive buffers of a queue")
 }
 
 // TestCrowdAsks: what is in flight asks for acknowledgements before those who wait can be kept from going on by it.

@@ -119,8 +119,7 @@ func TestDrainRead(t *testing.T) {
 	p.ExpectNothing(time.Minute)
 	require.NoError(t, to(end, verbs.StateRTS))
 	p.ExpectPacket(roce.RCSendOnly, 50)
-	support.Object(t, "QP", "SQD in the middle of a READ of several requests",
-		"asked for to its end, nothing behind it begins")
+	support.Object(t, "QP", "SQD in the middle of a READ of several requests", "asked for to its end, nothing behind it begins")
 }
 
 // TestDrainResend: losses and refusals are dealt with in SQD as ever; only what was begun is sent again.

@@ -28,8 +28,7 @@ func TestTooManyInFlight(t *testing.T) {
 			c.wire = stage.Watch()
 			c.b.PostRecv(1, 4096, 64)
 			image := bytes.Clone(c.b.MR.Bytes())
-			c.a.Post(c.request(1, verbs.WRRDMARead, 8192, 4000), c.request(2, operation, word, 8),
-				c.request(3, verbs.WRRDMAWrite, 0, 8))
+			c.a.Post(c.request(1, verbs.WRRDMARead, 8192, 4000), c.request(2, operation, word, 8), c.request(3, verbs.WRRDMAWrite, 0, 8))
 			c.a.ExpectSend(1, success)
 			c.a.ExpectSend(2, verbs.WCRemInvReqErr)
 			c.a.ExpectSend(3, flushed)

@@ -64,8 +64,7 @@ func TestCase_B10_Answered(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%v, fenced %v", a.operation, behind), func(t *testing.T) {
 				_, end, p := sender(t)
-				end.Post(a.request(end, 1), end.Request(2, verbs.WRRDMAWrite, 0, 8), fenced(end, 3, behind),
-					end.Request(4, verbs.WRSend, 0, 8))
+				end.Post(a.request(end, 1), end.Request(2, verbs.WRRDMAWrite, 0, 8), fenced(end, 3, behind), end.Request(4, verbs.WRSend, 0, 8))
 				a.expect(t, end, p, 1, 40)
 				p.ExpectPacket(roce.RCWriteOnly, 41)
 				p.ExpectNothing(50 * time.Millisecond)
@@ -121,8 +120,7 @@ func TestCase_B10_LocalInvalidate(t *testing.T) {
 		t.Run(before.String(), func(t *testing.T) {
 			_, end, p := sender(t)
 			open := fast(end, 2)
-			end.Post(end.Request(1, before, 0, 8), open, end.Request(3, verbs.WRSend, 0, 4), invalidate(end, 4, open.RKey),
-				end.Request(5, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, before, 0, 8), open, end.Request(3, verbs.WRSend, 0, 4), invalidate(end, 4, open.RKey), end.Request(5, verbs.WRSend, 0, 4))
 			settle := func(psn roce.PSN) {
 				for _, a := range allAnswered {
 					if psn == 40 && a.operation == before {
@@ -201,8 +199,7 @@ func TestBindOnce(t *testing.T) {
 				_, end, p := sender(t)
 				bind := window(end, 3)
 				bind.Flags |= fence
-				end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), bind,
-					end.Request(4, verbs.WRSend, 0, 4))
+				end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMAWrite, 0, 4), bind, end.Request(4, verbs.WRSend, 0, 4))
 				all := func(from roce.PSN) {
 					for psn := from; psn <= 42; psn++ {
 						require.Equal(t, psn, p.Expect().PSN)
@@ -301,8 +298,7 @@ func TestCase_B21_Kinds(t *testing.T) {
 			for p.Waiting() {
 				p.Expect()
 			}
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRSend, 0, 4), bad,
-				end.Request(4, verbs.WRSend, 0, 4), fast(end, 5))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRSend, 0, 4), bad, end.Request(4, verbs.WRSend, 0, 4), fast(end, 5))
 			p.ExpectPacket(roce.RCSendOnly, 40)
 			p.ExpectPacket(roce.RCSendOnly, 41)
 			p.ExpectNothing(time.Millisecond)

@@ -79,8 +79,7 @@ func TestLongReadShares(t *testing.T) {
 	require.Equal(t, 256, responses(t, reader, &next))
 	stage.Pass(10 * time.Millisecond)
 	require.Equal(t, 1000-258, responses(t, reader, &next))
-	support.Object(t, "Device", "responses to a READ of more than 64 packets",
-		"share the device with other QPs of the peer, by bytes")
+	support.Object(t, "Device", "responses to a READ of more than 64 packets", "share the device with other QPs of the peer, by bytes")
 }
 
 // TestLongReadDuplicate: a duplicate of a READ whose responses are just leaving does not start them again; one that

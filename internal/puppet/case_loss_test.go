@@ -120,8 +120,7 @@ func TestCase_B2_FinalAck(t *testing.T) {
 			}
 		})
 	}
-	support.Fault(t, "acknowledgement lost",
-		support.Outcome{Wire: "acknowledged again", Responder: "executes nothing twice", Requester: verbs.WCSuccess})
+	support.Fault(t, "acknowledgement lost", support.Outcome{Wire: "acknowledged again", Responder: "executes nothing twice", Requester: verbs.WCSuccess})
 }
 
 // between posts WRITE, READ of so many packets, WRITE, whose first packets have the PSNs 40, 41 and 41+packets.
@@ -167,8 +166,7 @@ func TestCase_B3(t *testing.T) {
 	p.Ack(42, 3)
 	end.ExpectSend(3, verbs.WCSuccess)
 	p.ExpectNothing(time.Minute)
-	support.Fault(t, "response to "+verbs.WRRDMARead.String()+" lost, a later request answered",
-		support.Outcome{Requester: "asks again, at once"})
+	support.Fault(t, "response to "+verbs.WRRDMARead.String()+" lost, a later request answered", support.Outcome{Requester: "asks again, at once"})
 }
 
 // TestCase_B3_Partial: part of the response has come. The READ is asked for from the first missing packet on; the
@@ -231,8 +229,7 @@ func TestCase_B3_Partial(t *testing.T) {
 			p.ExpectNothing(time.Minute)
 		})
 	}
-	support.Fault(t, "READ response lost in part",
-		support.Outcome{Requester: "asks for the rest from the first missing packet on"})
+	support.Fault(t, "READ response lost in part", support.Outcome{Requester: "asks for the rest from the first missing packet on"})
 }
 
 // TestReadResponseGap: a response of a READ that comes too early tells by itself that one before it was lost: the

@@ -208,8 +208,7 @@ func TestCase_A4_Lengths(t *testing.T) {
 			p.ExpectAck(100, 1)
 		})
 	}
-	support.Fault(t, "lengths of IP and UDP that do not fit",
-		support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
+	support.Fault(t, "lengths of IP and UDP that do not fit", support.Outcome{Wire: "nothing", Responder: "dropped and counted"})
 }
 
 // TestCase_A4_WrongPad: a request in sequence whose pad does not fit its length, but which can be taken apart, is an
@@ -249,8 +248,7 @@ func TestCase_A4_WrongPad(t *testing.T) {
 			}
 		}
 	}
-	support.Fault(t, "pad count that does not fit the length",
-		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "pad count that does not fit the length", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestCase_A4_OtherPad: another pad count than meant, where all the lengths fit, is a message of another length,
@@ -313,8 +311,7 @@ func TestCase_A5(t *testing.T) {
 			try(roce.Opcode(opcode), distance, false)
 		}
 	}
-	support.Fault(t, "opcode without an entry, or of another service",
-		support.Outcome{Wire: "nothing", Responder: "dropped"})
+	support.Fault(t, "opcode without an entry, or of another service", support.Outcome{Wire: "nothing", Responder: "dropped"})
 	support.Fault(t, "wrong ICRC, any opcode", support.Outcome{Wire: "nothing", Responder: "dropped"})
 }
 

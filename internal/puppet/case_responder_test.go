@@ -187,8 +187,7 @@ func TestDuplicates(t *testing.T) {
 	p.Send(write(end, roce.PSN(105).Add(1<<23-1)))
 	p.ExpectNAK(105, roce.SyndromeNAKSequence)
 	check()
-	support.Fault(t, "duplicate of a SEND or WRITE",
-		support.Outcome{Wire: "ACK of the last one that was executed", Responder: "executes nothing twice"})
+	support.Fault(t, "duplicate of a SEND or WRITE", support.Outcome{Wire: "ACK of the last one that was executed", Responder: "executes nothing twice"})
 }
 
 // TestDuplicateBeforeAnyWrite: there is no PSN that a duplicate could be acknowledged with.
@@ -274,8 +273,7 @@ func TestDuplicateReads(t *testing.T) {
 	p.Send(read(end, 104, 0, 8))
 	expectRead(p, end, 104, 3, 0, 8)
 	support.Fault(t, "duplicate of a READ", support.Outcome{Wire: "responses, with the bytes of now"})
-	support.Fault(t, "duplicate of a READ, for something else",
-		support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
+	support.Fault(t, "duplicate of a READ, for something else", support.Outcome{Wire: "nothing", Responder: roce.DropDuplicateUnanswerable})
 }
 
 // TestReadsInFlight: the peer gets as many READs as it was granted; one more is an invalid request, behind the
@@ -304,8 +302,7 @@ func TestReadsInFlight(t *testing.T) {
 			p.ExpectNothing(time.Second)
 		})
 	}
-	support.Fault(t, "more READs in flight than granted",
-		support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
+	support.Fault(t, "more READs in flight than granted", support.Outcome{Wire: roce.SyndromeNAKInvalidRequest, Responder: verbs.StateError})
 }
 
 // TestReadsInTurn: READs that are answered give their place back.
@@ -409,8 +406,7 @@ func TestReadyToReceive(t *testing.T) {
 	require.Equal(t, map[string]uint64{"qp_state": 4}, drops(end))
 	require.Empty(t, events(end))
 	support.Object(t, "Event", verbs.EventCommEst.String(), "first request that comes in RTR, once")
-	support.Fault(t, "packet before RTR, or response before RTS",
-		support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
+	support.Fault(t, "packet before RTR, or response before RTS", support.Outcome{Wire: "nothing", Responder: roce.DropQPState})
 }
 
 // TestOrderChangedOnTheWay: the missing packet arrives before the NAK for it has left. What came too early was

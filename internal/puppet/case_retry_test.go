@@ -264,8 +264,7 @@ func TestRNRDuringRecovery(t *testing.T) {
 	for _, timeout := range []uint8{0, 14} {
 		t.Run(fmt.Sprintf("timeout %d", timeout), func(t *testing.T) {
 			stage, end, p := sender(t, func(a *verbs.QPAttr) { a.Timeout = timeout })
-			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMARead, 0, 4),
-				end.Request(3, verbs.WRSend, 0, 4))
+			end.Post(end.Request(1, verbs.WRSend, 0, 4), end.Request(2, verbs.WRRDMARead, 0, 4), end.Request(3, verbs.WRSend, 0, 4))
 			p.ExpectPacket(roce.RCSendOnly, 40)
 			p.ExpectPacket(roce.RCReadRequest, 41)
 			p.ExpectPacket(roce.RCSendOnly, 42)

@@ -230,8 +230,7 @@ func TestWindowRights(t *testing.T) {
 			bind(end, w, verbs.WCMWBindErr, verbs.MWBind{MR: mr, Length: 64, Access: right})
 			r := &tries{t: t, end: end, p: p}
 			require.Equal(t, refused, r.try(roce.RCWriteOnly, w.RKey(), 8, 8))
-			support.Object(t, fmt.Sprintf("MW type %d", kind), "bind with a right to change what its owner may not",
-				verbs.WCMWBindErr)
+			support.Object(t, fmt.Sprintf("MW type %d", kind), "bind with a right to change what its owner may not", verbs.WCMWBindErr)
 		}
 	}
 }

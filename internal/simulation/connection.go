@@ -236,8 +236,7 @@ func (c *connection) finish() error {
 		}
 		if s.frozen != nil {
 			if at := difference(s.plot.bytes, s.frozen); at >= 0 {
-				return fmt.Errorf("connection %d, side %d: byte %d changed after the queue pair had left RTS", c.number, i,
-					s.plot.base+at)
+				return fmt.Errorf("connection %d, side %d: byte %d changed after the queue pair had left RTS", c.number, i, s.plot.base+at)
 			}
 		}
 		if err := s.plot.forget(); err != nil {
@@ -265,8 +264,7 @@ func (c *connection) finish() error {
 }
 
 func (c *connection) String() string {
-	text := fmt.Sprintf("connection %d, life %d of %d, ends with %v of side %d", c.number, c.life, c.lives, c.ending,
-		c.who)
+	text := fmt.Sprintf("connection %d, life %d of %d, ends with %v of side %d", c.number, c.life, c.lives, c.ending, c.who)
 	for i, f := range c.flows {
 		text += fmt.Sprintf("\n\t%d to %d: %d of %d requests posted, %d complete, violates %v; %d receives posted, %d complete; sender %v (SQD %d), PSN %v",
 			i, 1-i, len(f.requests), f.budget, f.next, f.violate, f.receivesPosted, f.received, c.sides[i].qp.State(), c.sides[i].drain.phase,

@@ -86,8 +86,7 @@ func NewProgram(p Parameters) (*Program, error) {
 	connections := 1 + random.IntN(4)
 	commons := g.newCommons()
 	for i := range g.ends {
-		e, err := g.newEnd(p.Seed+uint64(i)+1, mem.DeviceOptions{Queues: queues, ReceiveFrames: receive}, window, connections,
-			commons)
+		e, err := g.newEnd(p.Seed+uint64(i)+1, mem.DeviceOptions{Queues: queues, ReceiveFrames: receive}, window, connections, commons)
 		if err != nil {
 			return nil, err
 		}
@@ -235,8 +234,7 @@ func (g *Program) check() error {
 	}
 	// One NAK per gap, and a gap needs a frame that was lost or late. What is left of earlier lives may make another.
 	if most := 2*g.world.Network.Harmed() + 16*restarts; naks > most && !g.scatter && g.spread.phases <= 1 {
-		return fmt.Errorf("%d NAKs of the sequence were sent, %d frames were harmed: at most %d", naks,
-			g.world.Network.Harmed(), most)
+		return fmt.Errorf("%d NAKs of the sequence were sent, %d frames were harmed: at most %d", naks, g.world.Network.Harmed(), most)
 	}
 	return nil
 }

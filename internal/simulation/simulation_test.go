@@ -61,8 +61,7 @@ func TestSimulation(t *testing.T) {
 	}
 	running.Wait()
 	t.Logf("%d seeds", count.Load())
-	support.Fault(t, "frames lost, doubled, damaged, delayed and reordered at random",
-		support.Outcome{Requester: verbs.WCSuccess})
+	support.Fault(t, "frames lost, doubled, damaged, delayed and reordered at random", support.Outcome{Requester: verbs.WCSuccess})
 }
 
 func run(t *testing.T, seed uint64) (err error) {

@@ -65,8 +65,7 @@ func TestCase_F7_BothDirections(t *testing.T) {
 		require.NotZero(t, seen[comment], comment)
 	}
 	t.Logf("%v", seen)
-	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets",
-		"as many marks as the counters say")
+	support.Object(t, "Device", "StartCapture, on a network that loses and damages packets", "as many marks as the counters say")
 }
 
 // judge compares a capture with the counters of its device, and takes its frames out of those sent and arrived.

@@ -27,8 +27,7 @@ func (f *flow) buildTooLong() *request {
 	if v == nil {
 		return nil
 	}
-	r := &request{receive: v, fails: verbs.WCRemInvReqErr, breaksRcv: verbs.WCLocLenErr,
-		wr: verbs.SendWR{Opcode: verbs.WRSend}}
+	r := &request{receive: v, fails: verbs.WCRemInvReqErr, breaksRcv: verbs.WCLocLenErr, wr: verbs.SendWR{Opcode: verbs.WRSend}}
 	f.gather(r, v.capacity+1+f.g.random.IntN(f.g.mtu.Bytes()))
 	for _, s := range v.slots {
 		s.expect(nil, 0)

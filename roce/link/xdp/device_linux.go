@@ -323,7 +323,7 @@ func (d *Device) Network() string { return d.network }
 
 const namespaceOfThread = "/proc/thread-self/ns/net"
 
-// networkOfThread names the network namespace of the calling thread, "net:[4026531833]" for one: the number stays its
+// networkOfThread names the network namespace of the calling thread, such as "net:[4026531833]". The number stays its
 // own as long as anything is open in it (fs/nsfs.c). It is empty without /proc.
 func networkOfThread() string {
 	name, err := os.Readlink(namespaceOfThread)

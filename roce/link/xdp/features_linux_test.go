@@ -13,7 +13,7 @@ import (
 )
 
 // TestCase_F11: what the kernel has is asked before anything is attached; what it lacks and must have is told in one line, in
-// place of the error number of whatever failed for want of it. Kernels that lack something are played.
+// place of the error number of the operation that failed. Kernels that lack something are simulated.
 func TestCase_F11(t *testing.T) {
 	netlab.RequireRoot(t)
 	list := Features()

@@ -58,7 +58,7 @@ type Feature struct {
 	Name   string
 	Since  string // the first kernel with it: "Linux 5.9"
 	Needed bool   // Open fails without it
-	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out: for
-	// want of a capability, for one.
+	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out, such as
+	// a missing capability.
 	Err error
 }

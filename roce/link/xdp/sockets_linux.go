@@ -195,5 +195,5 @@ func multiBufferObstacle(rung bpf.Rung) error {
 	if err := xsk.CheckMultiBuffer(); errors.Is(err, xsk.ErrNotSupported) {
 		return err
 	}
-	return nil // or it is not known, for want of a capability that Open needs as well
+	return nil // or it cannot be known without a capability, which Open needs as well
 }

@@ -214,11 +214,12 @@ func (q *QP) drain() {
 	}
 }
 
-// Reroute changes the Ethernet addresses and the hop limit of the path of a QP that has one. Packets that are
-// sent from now on, resends among them, take the new way.
-func (q *QP) Reroute(source, destination roce.MAC, hopLimit uint8) {
+// Reroute has the packets of a QP that has a path take the next hop of another one: Ethernet addresses, VLAN tag and
+// hop limit. Packets that are sent from now on, resends among them, take the new way.
+func (q *QP) Reroute(to roce.Path) {
 	p := &q.attrs.Path
-	p.SourceMAC, p.DestinationMAC, p.HopLimit = source, destination, hopLimit
+	p.SourceMAC, p.DestinationMAC, p.HopLimit = to.SourceMAC, to.DestinationMAC, to.HopLimit
+	p.Tagged, p.VLAN, p.Priority = to.Tagged, to.VLAN, to.Priority
 	q.path.template = roce.NewHeaderTemplate(*p)
 }
 

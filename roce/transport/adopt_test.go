@@ -8,8 +8,9 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
-// TestAdopt: a QP that another engine adopts goes on there with what it had to send and with its deadline, and the first engine knows
-// nothing of it any more, wherever in its list and its heap it was. Its counts go with it, those of the engine stay.
+// TestAdopt: a QP that another engine adopts goes on there with what it had to send and with its deadline, and the
+// first engine knows nothing of it any more, wherever in its list and its heap it was. Its counts go with it, those of
+// the engine stay.
 func TestAdopt(t *testing.T) {
 	d := newDrainer(t)
 	require.Equal(t, 2, d.post(2))

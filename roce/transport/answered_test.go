@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGrant: the limit is what the peer may have unanswered; what was saved stays findable however the limit changes, until
-// as many newer requests have come as the largest limit was.
+// TestGrant: the limit is what the peer may have unanswered; what was saved stays findable however the limit changes,
+// until as many newer requests have come as the largest limit was.
 func TestGrant(t *testing.T) {
 	var r responder
 	r.start(4)

@@ -122,11 +122,23 @@ const (
 )
 
 var maskNames = []enum.Flag[AttributeMask]{
-	{Bit: MaskState, Name: "STATE"}, {Bit: MaskCurrentState, Name: "CUR_STATE"}, {Bit: MaskAccess, Name: "ACCESS_FLAGS"},
-	{Bit: MaskEnSQDNotify, Name: "EN_SQD_ASYNC_NOTIFY"}, {Bit: MaskPKeyIndex, Name: "PKEY_INDEX"}, {Bit: MaskPort, Name: "PORT"}, {Bit: MaskAV, Name: "AV"}, {Bit: MaskPathMTU, Name: "PATH_MTU"},
-	{Bit: MaskTimeout, Name: "TIMEOUT"}, {Bit: MaskRetryCount, Name: "RETRY_CNT"}, {Bit: MaskRNRRetry, Name: "RNR_RETRY"},
-	{Bit: MaskRQPSN, Name: "RQ_PSN"}, {Bit: MaskMaxRDAtomic, Name: "MAX_QP_RD_ATOMIC"}, {Bit: MaskMinRNRTimer, Name: "MIN_RNR_TIMER"},
-	{Bit: MaskSQPSN, Name: "SQ_PSN"}, {Bit: MaskMaxDestRDAtomic, Name: "MAX_DEST_RD_ATOMIC"}, {Bit: MaskDestinationQPN, Name: "DEST_QPN"},
+	{Bit: MaskState, Name: "STATE"},
+	{Bit: MaskCurrentState, Name: "CUR_STATE"},
+	{Bit: MaskAccess, Name: "ACCESS_FLAGS"},
+	{Bit: MaskEnSQDNotify, Name: "EN_SQD_ASYNC_NOTIFY"},
+	{Bit: MaskPKeyIndex, Name: "PKEY_INDEX"},
+	{Bit: MaskPort, Name: "PORT"},
+	{Bit: MaskAV, Name: "AV"},
+	{Bit: MaskPathMTU, Name: "PATH_MTU"},
+	{Bit: MaskTimeout, Name: "TIMEOUT"},
+	{Bit: MaskRetryCount, Name: "RETRY_CNT"},
+	{Bit: MaskRNRRetry, Name: "RNR_RETRY"},
+	{Bit: MaskRQPSN, Name: "RQ_PSN"},
+	{Bit: MaskMaxRDAtomic, Name: "MAX_QP_RD_ATOMIC"},
+	{Bit: MaskMinRNRTimer, Name: "MIN_RNR_TIMER"},
+	{Bit: MaskSQPSN, Name: "SQ_PSN"},
+	{Bit: MaskMaxDestRDAtomic, Name: "MAX_DEST_RD_ATOMIC"},
+	{Bit: MaskDestinationQPN, Name: "DEST_QPN"},
 }
 
 // String names the bits as libibverbs does, without the prefix IBV_QP_.
@@ -148,8 +160,8 @@ var (
 // MaxRDAtomic is the largest MaxRDAtomic and MaxDestRDAtomic.
 const MaxRDAtomic = 128
 
-// transition is a change of state, or of attributes in a state, that a service has. Any state goes to RESET, and any but RESET to ERR,
-// without attributes, in all services.
+// transition is a change of state, or of attributes in a state, that a service has. Any state goes to RESET, and any
+// but RESET to ERR, without attributes, in all services.
 type transition struct {
 	from, to State
 	required AttributeMask
@@ -189,7 +201,8 @@ func checkTransition(transitions []transition, from State, a *Attributes, mask A
 	return checkRanges(a, given)
 }
 
-// permitted are the access flags that a QP may have. LocalWrite and BindWindow have no meaning for it, but programs pass them.
+// permitted are the access flags that a QP may have. LocalWrite and BindWindow have no meaning for it, but programs
+// pass them.
 const permitted = memory.LocalWrite | memory.RemoteWrite | memory.RemoteRead | memory.RemoteAtomic | memory.BindWindow |
 	memory.FlushGlobal | memory.FlushPersistent
 
@@ -215,7 +228,8 @@ func checkRanges(a *Attributes, mask AttributeMask) error {
 		return fmt.Errorf("%w: PORT is %d, the device has port 1", ErrAttribute, a.Port)
 	}
 	if mask&MaskPathMTU != 0 && !a.PathMTU.Valid() {
-		return fmt.Errorf("%w: PATH_MTU is %d, the values are 1 (256 bytes) to 5 (4096 bytes)", ErrAttribute, uint8(a.PathMTU))
+		return fmt.Errorf("%w: PATH_MTU is %d, the values are 1 (256 bytes) to 5 (4096 bytes)",
+			ErrAttribute, uint8(a.PathMTU))
 	}
 	if mask&MaskAccess != 0 {
 		if unknown := a.Access &^ permitted; unknown != 0 {

@@ -121,8 +121,8 @@ func eachBit(f func(bit AttributeMask)) {
 	f(1 << 18) // PATH_MIG_STATE, unknown here
 }
 
-// TestTransitions tries every transition: with the required attributes, with each of them missing, and with each other one
-// on top. A refusal changes nothing.
+// TestTransitions tries every transition: with the required attributes, with each of them missing, and with each other
+// one on top. A refusal changes nothing.
 func TestTransitions(t *testing.T) {
 	for _, from := range allStates {
 		for _, to := range append(allStates, StateSQE, 200) {

@@ -20,9 +20,9 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// The client of these tests is another process that shares its rings with the engine and is hostile: it writes into them
-// whatever and whenever it likes, also between the engine's looks. Its half of each ring is a second mapping of the same
-// memory.
+// The client of these tests is another process that shares its rings with the engine and is hostile: it writes into
+// them whatever and whenever it likes, also between the engine's looks. Its half of each ring is a second mapping of
+// the same memory.
 
 const (
 	capacity  = 8
@@ -282,8 +282,8 @@ func (h *hostile) scribble(which, offset uint32, value uint64) {
 	}
 }
 
-// TestCase_C9: whatever a hostile client writes into its rings while the engine works on them, the engine touches no memory but
-// that of the client's domain, and lives on.
+// TestCase_C9: whatever a hostile client writes into its rings while the engine works on them, the engine touches no
+// memory but that of the client's domain, and lives on.
 func TestCase_C9(t *testing.T) {
 	h := newHostile(t)
 	var stop atomic.Bool

@@ -29,12 +29,13 @@ type Counters struct {
 	HandedOver         uint64 // packets that came in on another shard's queue; of the engine there
 	Moves              uint64 // QPs that came from another engine, of a QP its moves
 	CompletionsDropped uint64 // completions that found their CQ full: the QP failed
-	// ChecksumsIgnored counts packets that reached a QP with a right ICRC and a UDP checksum that is not (roce.Packet.ChecksumWrong).
+	// ChecksumsIgnored counts packets that reached a QP with a right ICRC and a UDP checksum that is not
+	// (roce.Packet.ChecksumWrong).
 	ChecksumsIgnored uint64
 
 	Drops [roce.DropReasons]uint64
-	// SentOpcodes and ReceivedOpcodes are packets by the operation of their opcode, its lower five bits; all QPs are RC.
-	// Received are those that passed the checks of state, addresses and partition key.
+	// SentOpcodes and ReceivedOpcodes are packets by the operation of their opcode, its lower five bits; all QPs are
+	// RC. Received are those that passed the checks of state, addresses and partition key.
 	SentOpcodes     [opcodeMask + 1]uint64
 	ReceivedOpcodes [opcodeMask + 1]uint64
 }
@@ -42,7 +43,8 @@ type Counters struct {
 // opcodeMask takes the operation out of an opcode.
 const opcodeMask = 0x1F
 
-// counter is one of the things that are counted, as an index: the data path counts with count, without a look at what it is.
+// counter is one of the things that are counted, as an index: the data path counts with count, without a look at what
+// it is.
 type counter uint8
 
 const (

@@ -7,9 +7,9 @@ import "github.com/xroce/xroce/roce"
 // receive waits while its number is beyond the limit, but for one, which finds out whether there is a receive by now.
 //
 // A QP starts without a limit, since most peers never set one (rdma_rxe and QPs on an SRQ report "no credits"), and the
-// first message would have to wait for the first acknowledgement; if a limit was there, the worst is an RNR NAK. This end
-// itself reports "no credits": what a sender gains by them it also gets from the RNR NAK, and they would
-// have to be reported anew with every posted receive.
+// first message would have to wait for the first acknowledgement; if a limit was there, the worst is an RNR NAK. This
+// end itself reports "no credits": what a sender gains by them it also gets from the RNR NAK, and they would have to be
+// reported anew with every posted receive.
 type credits struct {
 	limited  bool
 	released bool   // the peer has said that it does not limit; that is for good
@@ -26,8 +26,8 @@ func (c *credits) sentFreely() {
 	}
 }
 
-// update takes what an acknowledgement says, and reports whether more may be sent than before. The limit only rises, so that a
-// late packet does no harm.
+// update takes what an acknowledgement says, and reports whether more may be sent than before. The limit only rises, so
+// that a late packet does no harm.
 func (c *credits) update(syndrome roce.Syndrome, msn uint32) bool {
 	if c.released {
 		return false
@@ -47,6 +47,6 @@ func (c *credits) update(syndrome roce.Syndrome, msn uint32) bool {
 	return true
 }
 
-// executed notes that the peer has executed the message of this number: it had a receive for it, whatever its MSN says. A peer that
-// counts wrong would stop the sender for good otherwise.
+// executed notes that the peer has executed the message of this number: it had a receive for it, whatever its MSN says.
+// A peer that counts wrong would stop the sender for good otherwise.
 func (c *credits) executed(ssn uint64) { c.limit = max(c.limit, ssn) }

@@ -10,7 +10,8 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-// TestCreditsModel compares the limit with one that is kept in numbers that never wrap, over several times 2^24 messages.
+// TestCreditsModel compares the limit with one that is kept in numbers that never wrap, over several times 2^24
+// messages.
 func TestCreditsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var c credits

@@ -137,8 +137,8 @@ func (d *drainer) requireEntries(want ...string) {
 	d.entries = nil
 }
 
-// TestDrainedEvent: the event comes behind the last completion of what was begun, once for every time in SQD, and only if it
-// was asked for.
+// TestDrainedEvent: the event comes behind the last completion of what was begun, once for every time in SQD, and only
+// if it was asked for.
 func TestDrainedEvent(t *testing.T) {
 	const drained = "send queue drained"
 	d := newDrainer(t)

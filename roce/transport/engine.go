@@ -1,5 +1,12 @@
 package transport
 
+// The engine of a shard has the QPs that are at home there take turns.
+//
+// Way of a packet: Receive gives one that has come in to its QP (qp.go), which becomes ready if it has something to
+// send now. Emit takes the ready QPs in the order in which they became ready, and each writes at most a quantum of
+// frames into buffers of a Transmitter; who has more comes again behind the others. Deadlines lie in a heap
+// (timer.go), and Expire lets the QPs know whose have passed.
+
 import (
 	"math"
 
@@ -75,8 +82,8 @@ func (e *Engine) CountHandedOver() { e.tally.counts[handedOver]++ }
 // SetTap has a Tap shown what is sent from now on; nil ends that.
 func (e *Engine) SetTap(t Tap) { e.tap = t }
 
-// Receive processes a packet for qp, one that Packet.Parse has accepted, and returns what became of it. The packet is only
-// looked at during the call.
+// Receive processes a packet for qp, one that Packet.Parse has accepted, and returns what became of it. The packet is
+// only looked at during the call.
 func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 	e.now, e.verdict = now, Verdict{}
 	qp.receive(p)
@@ -122,10 +129,10 @@ func (e *Engine) unready(qp *QP) {
 // Idle says that no QP is ready: Emit would do nothing.
 func (e *Engine) Idle() bool { return e.readyHead == nil }
 
-// Emit lets ready QPs write at most budget frames and returns how many they wrote. Local operations count, too: a program
-// that posts them as fast as they are executed must not keep the engine from receiving. It ends early when
-// nothing is left to send, or when whoever is left found no buffer; then Idle is false. QPs on loopback have transmitters
-// of their own, so one without a buffer does not end it.
+// Emit lets ready QPs write at most budget frames and returns how many they wrote. Local operations count, too: a
+// program that posts them as fast as they are executed must not keep the engine from receiving. It ends early when
+// nothing is left to send, or when whoever is left found no buffer; then Idle is false. QPs on loopback have
+// transmitters of their own, so one without a buffer does not end it.
 func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 	e.now = now
 	sent := 0
@@ -197,8 +204,8 @@ func (e *Engine) Remove(qp *QP) {
 	e.Release(qp)
 }
 
-// Release lets a QP go, with its deadline: from then on it does nothing, and nothing may be done with it, until an engine
-// adopts it, this one or another one of the same clock.
+// Release lets a QP go, with its deadline: from then on it does nothing, and nothing may be done with it, until an
+// engine adopts it, this one or another one of the same clock.
 func (e *Engine) Release(qp *QP) {
 	if qp.timer.queued {
 		e.timers.remove(qp)
@@ -209,8 +216,8 @@ func (e *Engine) Release(qp *QP) {
 	}
 }
 
-// Adopt takes in a QP that was released. It goes on where it was: a deadline that has passed meanwhile fires at once. Whether it
-// was ready is not asked, since it costs no more to find out.
+// Adopt takes in a QP that was released. It goes on where it was: a deadline that has passed meanwhile fires at once.
+// Whether it was ready is not asked, since it costs no more to find out.
 func (e *Engine) Adopt(qp *QP) {
 	if qp.engine != e {
 		qp.Attach(e)

@@ -61,7 +61,7 @@ type Events interface {
 	// Event is called under the same rule as everything else of the QP: by one goroutine at a time. It must not
 	// call the transport.
 	Event(EventType)
-	// Unanswered is called, under the same rule, when ACK timeouts in a row have brought nothing, and before the QP ends because
-	// of it: the way to the peer may be another one than path by now.
+	// Unanswered is called, under the same rule, when ACK timeouts in a row have brought nothing, and before the QP
+	// ends because of it: the way to the peer may be another one than path by now.
 	Unanswered(path roce.Path)
 }

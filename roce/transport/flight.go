@@ -1,21 +1,21 @@
 package transport
 
-// A flight is what an engine has in flight towards one peer, of all its queue pairs with that peer together. Each of them has a
-// window of its own, but it is the sum that has to fit into the receive buffers at either end: requests wait in the
-// peer's, responses to READs in the own ones.
+// A flight is what an engine has in flight towards one peer, of all its queue pairs with that peer together. Each of
+// them has a window of its own, but it is the sum that has to fit into the receive buffers at either end: requests wait
+// in the peer's, responses to READs in the own ones.
 //
-// Way of a request packet: recovery asks share.offer. While there is room and nobody waits, it goes. Else the queue pair
-// joins the end of a line. Whenever there is room the first one of the line gets a turn of so many bytes, and joins the end again if
-// it has more (round robin, as in deficit round robin). Answers, and packets without which a queue pair would never hear of what it has in flight, do not
-// wait.
+// Way of a request packet: recovery asks share.offer. While there is room and nobody waits, it goes. Else the queue
+// pair joins the end of a line. Whenever there is room the first one of the line gets a turn of so many bytes, and
+// joins the end again if it has more (round robin, as in deficit round robin). Answers, and packets without which a
+// queue pair would never hear of what it has in flight, do not wait.
 //
-// What was lost holds no room for long. A queue pair that has frames out and has heard nothing for one to two generations is not
-// counted any more and gets no turn, only its resends go: so those whose peer has ended do not hold up the others. If nobody has heard
-// anything for a generation, the peer's device is probably gone. The room then counts as empty and a turn is one packet, so that every
-// queue pair finds out soon.
+// What was lost holds no room for long. A queue pair that has frames out and has heard nothing for one to two
+// generations is not counted any more and gets no turn, only its resends go: so those whose peer has ended do not hold
+// up the others. If nobody has heard anything for a generation, the peer's device is probably gone. The room then
+// counts as empty and a turn is one packet, so that every queue pair finds out soon.
 //
-// Losses of several queue pairs at once halve the room, and acknowledgements give it back: so several senders that meet at one
-// device share its buffers.
+// Losses of several queue pairs at once halve the room, and acknowledgements give it back: so several senders that meet
+// at one device share its buffers.
 
 import (
 	"math"
@@ -31,27 +31,29 @@ type Buffers struct {
 }
 
 const (
-	// roomNumerator / roomDenominator is the part of the receive buffers that a flight may fill. The peer is taken to have as many
-	// as this end. At most half can be for requests, since the responses to the peer's own READs come in there, too; an
-	// eighth stays for acknowledgements. With the defaults it is 192 frames of path MTU 4096, and from 64 on no more are faster.
+	// roomNumerator / roomDenominator is the part of the receive buffers that a flight may fill. The peer is taken to
+	// have as many as this end. At most half can be for requests, since the responses to the peer's own READs come in
+	// there, too; an eighth stays for acknowledgements. With the defaults it is 192 frames of path MTU 4096, and from
+	// 64 on no more are faster.
 	roomNumerator, roomDenominator = 3, 8
 
-	// leastRoom is where a loss does not shrink the room any further, in buffers: enough for one queue pair to keep going.
+	// leastRoom is where a loss does not shrink the room any further, in buffers: enough for one queue pair to keep
+	// going.
 	leastRoom = 32
 
-	// lossesPerRoom is which part of the room has to be as many losses until it shrinks: a loss for 16 buffers that are acknowledged.
-	// Buffers that overflow lose frames of nearly all queue pairs. A network that loses one packet of a hundred loses less, and
-	// a smaller room would not help.
+	// lossesPerRoom is which part of the room has to be as many losses until it shrinks: a loss for 16 buffers that are
+	// acknowledged. Buffers that overflow lose frames of nearly all queue pairs. A network that loses one packet of a
+	// hundred loses less, and a smaller room would not help.
 	lossesPerRoom = 16
 
-	// A turn in the line ends with so many bytes, or so many packets if they are short. 64 KiB are 16 packets of path MTU
-	// 4096, a quantum.
+	// A turn in the line ends with so many bytes, or so many packets if they are short. 64 KiB are 16 packets of path
+	// MTU 4096, a quantum.
 	turnBytes   = quantum * 4096
 	turnPackets = DefaultWindow
 
-	// generation is how long frames are surely counted: above the round trip through full rings (some ms), below the usual ACK timeout
-	// of 67 ms, and roundTrips round trips if those are longer, as on a long way. While nothing is heard at all it doubles: the peer
-	// may only be busy. They are not measured.
+	// generation is how long frames are surely counted: above the round trip through full rings (some ms), below the
+	// usual ACK timeout of 67 ms, and roundTrips round trips if those are longer, as on a long way. While nothing is
+	// heard at all it doubles: the peer may only be busy. They are not measured.
 	generation        = Time(10 * time.Millisecond)
 	longestGeneration = Time(200 * time.Millisecond)
 	roundTrips        = 4
@@ -120,7 +122,8 @@ func (e *Engine) joinFlight(q *QP) {
 		e.flights[peer] = f
 	}
 	f.members++
-	// The longest packet: an extension header of at most 28 bytes (AtomicETH) has no payload, one of 20 (RETH and immediate data) does.
+	// The longest packet: an extension header of at most 28 bytes (AtomicETH) has no payload, one of 20 (RETH and
+	// immediate data) does.
 	const extension = roce.RETHLength + roce.ImmDtLength
 	length := uint64(q.path.template.Length()+roce.BTHLength+extension+roce.ICRCLength) + q.mtu
 	size := uint64(e.buffers.Size)
@@ -219,10 +222,10 @@ func (f *flight) fits(buffers uint64) bool {
 }
 
 // offer says whether the QP may send a request that brings so many packets into flight, and whether it must ask for an
-// acknowledgement: where others wait, room is to be given back as soon as it can be. idle says that it has nothing in flight
-// that it could hear of, urgent that the request must not wait: nothing in flight asks for an acknowledgement of what
-// was sent last, or this is the question whether what is behind a loss arrives now. Without an answer the QP would wait
-// for its timeout.
+// acknowledgement: where others wait, room is to be given back as soon as it can be. idle says that it has nothing in
+// flight that it could hear of, urgent that the request must not wait: nothing in flight asks for an acknowledgement of
+// what was sent last, or this is the question whether what is behind a loss arrives now. Without an answer the QP would
+// wait for its timeout.
 func (s *share) offer(packets uint64, idle, urgent bool) (permitted, ask bool) {
 	f := s.flight
 	if f == nil {
@@ -258,8 +261,8 @@ func (s *share) sent(bytes int) {
 	}
 }
 
-// emitted is called when the QP has sent what it may send now. It has its place in the line, if it needs one, and the next one
-// in the line gets its turn.
+// emitted is called when the QP has sent what it may send now. It has its place in the line, if it needs one, and the
+// next one in the line gets its turn.
 func (s *share) emitted() {
 	f := s.flight
 	if f == nil {
@@ -313,7 +316,8 @@ func (f *flight) dequeue(s *share) {
 	f.arm()
 }
 
-// nextGeneration begins the next generation. Frames that are still counted in the one before the present one are not any more.
+// nextGeneration begins the next generation. Frames that are still counted in the one before the present one are not
+// any more.
 func (f *flight) nextGeneration(now Time) {
 	f.age++
 	f.used[f.age&1] = 0

@@ -1,11 +1,13 @@
 package transport
 
-// Messages on their way in: how packets become a SEND or WRITE. It is the same for all services that take messages of more than one
-// packet; what a packet is answered with if something is wrong, and whether it came in its turn, is the service's.
+// Messages on their way in: how packets become a SEND or WRITE. It is the same for all services that take messages of
+// more than one packet; what a packet is answered with if something is wrong, and whether it came in its turn, is the
+// service's.
 //
-// Way of a packet: follows says whether it goes on with the message in progress; send or write checks it, takes a receive if the message
-// needs one, and places the payload. They return an outcome, and nothing has changed because of a packet that was not
-// accepted, but that a receive may be claimed. After the last packet finish completes the receive.
+// Way of a packet: follows says whether it goes on with the message in progress; send or write checks it, takes a
+// receive if the message needs one, and places the payload. They return an outcome, and nothing has changed because of
+// a packet that was not accepted, but that a receive may be claimed. After the last packet finish completes the
+// receive.
 
 import (
 	"github.com/xroce/xroce/roce"
@@ -65,7 +67,8 @@ func (in *inbound) reset() {
 	*in = inbound{qp: in.qp, receive: queue.RecvWR{SGList: in.receive.SGList[:0]}}
 }
 
-// follows says whether a request is one that may come now: one that starts, or the next packet of the message in progress.
+// follows says whether a request is one that may come now: one that starts, or the next packet of the message in
+// progress.
 func (in *inbound) follows(p *roce.Packet) bool {
 	switch in.message {
 	case messageSend:
@@ -123,20 +126,22 @@ func (in *inbound) send(p *roce.Packet) outcome {
 	if n > in.capacity-in.received {
 		return outcome{kind: outcomeTooLong}
 	}
-	if fault := in.qp.scatter(in.receive.SGList, in.received, p.Payload(), n, p.Info.Ends()); fault != memory.FaultNone {
+	fault := in.qp.scatter(in.receive.SGList, in.received, p.Payload(), n, p.Info.Ends())
+	if fault != memory.FaultNone {
 		return outcome{outcomeLocalFault, fault}
 	}
 	in.received += n
 	in.message = messageSend
 	if p.Info.Has(roce.HeaderIETH) {
-		if fault := in.qp.engine.memory.Invalidate(in.qp.principal, p.IETH().RKey()); fault != memory.FaultNone {
+		if fault = in.qp.engine.memory.Invalidate(in.qp.principal, p.IETH().RKey()); fault != memory.FaultNone {
 			return outcome{outcomeKeyFault, fault}
 		}
 	}
 	return outcome{}
 }
 
-// write takes a packet of a WRITE. A plain one takes no receive request; one with immediate data takes it with its last packet.
+// write takes a packet of a WRITE. A plain one takes no receive request; one with immediate data takes it with its last
+// packet.
 func (in *inbound) write(p *roce.Packet) outcome {
 	q := in.qp
 	if p.Info.Starts() {
@@ -214,7 +219,8 @@ func (in *inbound) abandon() (wrID uint64, claimed bool) {
 	return in.receive.WRID, claimed
 }
 
-// flush completes the receive requests that are claimed or wait in the queue. Those of an SRQ are not the QP's to complete.
+// flush completes the receive requests that are claimed or wait in the queue. Those of an SRQ are not the QP's to
+// complete.
 func (in *inbound) flush() {
 	q := in.qp
 	// What is posted meanwhile rings the doorbell again: nobody keeps the shard busy by posting to a dead QP.

@@ -51,7 +51,8 @@ func (q *QP) scatter(list []queue.SGE, offset uint64, data [][]byte, length uint
 		left -= n
 		into := memory.Range{Key: s.LKey, Address: s.Addr + offset, Length: n}
 		piece := pieces.cut(int(n))
-		if fault := q.engine.memory.Write(q.principal, memory.LocalWrite, into, piece, final && left == 0); fault != memory.FaultNone {
+		fault := q.engine.memory.Write(q.principal, memory.LocalWrite, into, piece, final && left == 0)
+		if fault != memory.FaultNone {
 			return fault
 		}
 		offset = 0

@@ -9,8 +9,8 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
-// TestLocalOperationsEndATurn: a program that posts local operations as fast as they are executed does not keep the shard
-// from receiving, whose lock is held all the time: they count against the budget, though they make no frame.
+// TestLocalOperationsEndATurn: a program that posts local operations as fast as they are executed does not keep the
+// shard from receiving, whose lock is held all the time: they count against the budget, though they make no frame.
 func TestLocalOperationsEndATurn(t *testing.T) {
 	const posts, budget = 2000, 32
 	d := newDrainer(t)

@@ -1,10 +1,10 @@
 package transport
 
-// Messages on their way out: how a SEND or WRITE becomes packets. It is the same for all services that send messages of more
-// than one packet.
+// Messages on their way out: how a SEND or WRITE becomes packets. It is the same for all services that send messages of
+// more than one packet.
 //
-// Way of a packet: segment says what the packet with a number carries, writeSegment lays it out in a buffer and copies its payload from the
-// memory that the request names.
+// Way of a packet: segment says what the packet with a number carries, writeSegment lays it out in a buffer and copies
+// its payload from the memory that the request names.
 
 import (
 	"github.com/xroce/xroce/roce"
@@ -68,9 +68,11 @@ var messageOpcodes = [...]struct{ first, middle, last, only roce.Opcode }{
 	queue.RDMAWriteWithImmediate: {
 		roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImmediate, roce.RCWriteOnlyImmediate,
 	},
-	queue.Send:               {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
-	queue.SendWithImmediate:  {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImmediate, roce.RCSendOnlyImmediate},
-	queue.SendWithInvalidate: {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastInvalidate, roce.RCSendOnlyInvalidate},
+	queue.Send:              {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
+	queue.SendWithImmediate: {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImmediate, roce.RCSendOnlyImmediate},
+	queue.SendWithInvalidate: {
+		roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastInvalidate, roce.RCSendOnlyInvalidate,
+	},
 }
 
 func messageOpcode(o queue.Opcode, first, last bool) roce.Opcode {

@@ -1,7 +1,7 @@
 package transport
 
-// Packets as they leave: layOut begins one in a transmit buffer, with all headers but those of its opcode; whoever does so fills in
-// these and the payload; seal ends it with the ICRC, while its bytes are still in the cache.
+// Packets as they leave: layOut begins one in a transmit buffer, with all headers but those of its opcode; whoever does
+// so fills in these and the payload; seal ends it with the ICRC, while its bytes are still in the cache.
 
 import "github.com/xroce/xroce/roce"
 

@@ -1,5 +1,12 @@
 package transport
 
+// A QP: state machine, attributes, and what all services share.
+//
+// Way of a packet through it: receive counts one that has come in and, if its service admits it, has the service act on
+// it. emit asks the service for the way of the next packet, takes a buffer from whoever takes the frames of that way,
+// has the service fill it, and counts it. Deadlines may have changed after either, so the engine's timer is set again
+// (schedule).
+
 import (
 	"fmt"
 	"sync/atomic"
@@ -48,8 +55,8 @@ type Config struct {
 	Events Events
 }
 
-// QP is a queue pair: its state and attributes, its place in the engine, and what all services share, around the service of its
-// type. It belongs to the Engine that it was last given to, by Attach or Adopt.
+// QP is a queue pair: its state and attributes, its place in the engine, and what all services share, around the
+// service of its type. It belongs to the Engine that it was last given to, by Attach or Adopt.
 type QP struct {
 	config    Config
 	principal *memory.Principal // on whose behalf user memory is accessed
@@ -93,8 +100,8 @@ func NewQP(config Config) (*QP, error) {
 	return q, nil
 }
 
-// Attach gives a QP in RESET or INIT, which has nothing to do yet, to an engine. Later ones it goes to by Engine.Release and
-// Engine.Adopt.
+// Attach gives a QP in RESET or INIT, which has nothing to do yet, to an engine. Later ones it goes to by
+// Engine.Release and Engine.Adopt.
 func (q *QP) Attach(e *Engine) { q.engine = e }
 
 // Principal is on whose behalf the QP accesses memory.
@@ -182,7 +189,9 @@ func (q *QP) enter(to State, mask AttributeMask) {
 	q.setState(to)
 	if mask&MaskAV != 0 {
 		q.path = path{
-			template: roce.NewHeaderTemplate(q.attrs.Path), destination: q.attrs.DestinationQPN, transmitter: q.attrs.Loopback,
+			template:    roce.NewHeaderTemplate(q.attrs.Path),
+			destination: q.attrs.DestinationQPN,
+			transmitter: q.attrs.Loopback,
 		}
 		q.screen.Store(&screen{own: q.attrs.Path.Source, peer: q.attrs.Path.Destination})
 		q.engine.leaveFlight(q)
@@ -206,8 +215,8 @@ func (q *QP) drain() {
 	}
 }
 
-// Reroute has the packets of a QP that has a path take the next hop of another one: Ethernet addresses, VLAN tag and hop limit. Packets
-// that are sent from now on, resends among them, take the new way.
+// Reroute has the packets of a QP that has a path take the next hop of another one: Ethernet addresses, VLAN tag and
+// hop limit. Packets that are sent from now on, resends among them, take the new way.
 func (q *QP) Reroute(to roce.Path) {
 	p := &q.attrs.Path
 	p.SourceMAC, p.DestinationMAC, p.HopLimit = to.SourceMAC, to.DestinationMAC, to.HopLimit
@@ -215,8 +224,8 @@ func (q *QP) Reroute(to roce.Path) {
 	q.path.template = roce.NewHeaderTemplate(*p)
 }
 
-// Fail ends a QP that cannot go on for a reason that lies beside the protocol: the oldest send request that has begun completes
-// with status, the others are flushed, and EventQPFatal is raised.
+// Fail ends a QP that cannot go on for a reason that lies beside the protocol: the oldest send request that has begun
+// completes with status, the others are flushed, and EventQPFatal is raised.
 func (q *QP) Fail(now Time, status queue.WCStatus) {
 	q.engine.now = now
 	q.failure = queue.WC{Status: status, QPN: q.config.QPN}
@@ -225,8 +234,8 @@ func (q *QP) Fail(now Time, status queue.WCStatus) {
 	q.schedule()
 }
 
-// Sizes are, of a QP that has failed, the largest payload in bytes of a packet that the peer has answered, or of a response of it, and that
-// of the packet that it had not answered yet; -1 is none.
+// Sizes are, of a QP that has failed, the largest payload in bytes of a packet that the peer has answered, or of a
+// response of it, and that of the packet that it had not answered yet; -1 is none.
 func (q *QP) Sizes() (answered, unanswered int) {
 	return q.recovery.answeredSize - 1, q.recovery.unansweredSize - 1
 }
@@ -335,8 +344,8 @@ func (q *QP) emit(transmit Transmitter, budget int) (sent int, more bool) {
 	return sent, true
 }
 
-// complete hands over the completion that was made. A CQ without room has lost it, which its QP cannot survive (the verbs call it
-// CQ overrun).
+// complete hands over the completion that was made. A CQ without room has lost it, which its QP cannot survive (the
+// verbs call it CQ overrun).
 func (q *QP) complete(cq CompletionQueue, solicited bool) {
 	q.completion.Timestamp = int64(q.engine.now)
 	if cq.Complete(&q.completion, solicited || q.completion.Status != queue.WCSuccess) {

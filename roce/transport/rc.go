@@ -2,11 +2,12 @@ package transport
 
 // RC, the reliable connection.
 //
-// Life of a message: the requester (rc_requester.go) cuts a send request into packets, as recovery permits. At the other end the
-// responder (rc_responder.go) takes them in the order of their PSNs, has them put together (inbound.go) or answers them from memory
-// (rc_answered.go), and its answers (rc_response.go) go back. The completer (rc_completer.go) of the first end takes
-// those and retires the request. Each knows the others, in one direction: the responder nobody, the completer the requester
-// to tell it what was acknowledged, the requester the completer to tell it what cannot be sent.
+// Life of a message: the requester (rc_requester.go) cuts a send request into packets, as recovery permits. At the
+// other end the responder (rc_responder.go) takes them in the order of their PSNs and has them put together
+// (inbound.go) or answers them from memory (rc_answered.go); its answers (rc_response.go) go back. The completer
+// (rc_completer.go) of the first end takes those, moves recovery on and retires the request. Requester and completer
+// know each other: what was acknowledged may let more be sent, and what cannot be sent completes with an error. The
+// responder knows neither of them.
 
 import (
 	"github.com/xroce/xroce/roce"
@@ -37,12 +38,14 @@ func newRC(q *QP) *rc {
 func (c *rc) link() {
 	r := &c.qp.recovery
 	c.requester = requester{qp: c.qp, recovery: r, sends: &c.sends, completer: &c.completer}
-	c.completer = completer{qp: c.qp, recovery: r, sends: &c.sends, requester: &c.requester, lastSyndrome: roce.SyndromeNone}
+	c.completer = completer{
+		qp: c.qp, recovery: r, sends: &c.sends, requester: &c.requester, lastSyndrome: roce.SyndromeNone,
+	}
 	c.responder = responder{qp: c.qp, recovery: r, inbound: &c.inbound}
 }
 
-// rcTransitions are those of an RC QP, after qp_state_table in drivers/infiniband/core/verbs.c. ALT_PATH and PATH_MIG_STATE
-// do not exist on RoCE.
+// rcTransitions are those of an RC QP, after qp_state_table in drivers/infiniband/core/verbs.c. ALT_PATH and
+// PATH_MIG_STATE do not exist on RoCE.
 var rcTransitions = []transition{
 	{from: StateReset, to: StateInit, required: MaskPKeyIndex | MaskPort | MaskAccess},
 	{from: StateInit, to: StateInit, optional: MaskPKeyIndex | MaskPort | MaskAccess},
@@ -154,7 +157,8 @@ func (c *rc) status(s *Status) {
 	s.LastSyndrome = c.completer.lastSyndrome
 	s.MSN, s.ResponsesDue = c.responder.msn&roce.PSNMask, c.responder.responsesDue
 	if r.next >= origin {
-		s.UnacknowledgedPSN, s.SendPSN, s.NextPSN = c.requester.psn(r.una), c.requester.psn(r.cursor), c.requester.psn(r.next)
+		s.UnacknowledgedPSN, s.SendPSN = c.requester.psn(r.una), c.requester.psn(r.cursor)
+		s.NextPSN = c.requester.psn(r.next)
 		s.InFlight = r.next - r.una
 	}
 	if c.responder.expected >= origin {

@@ -2,10 +2,10 @@ package transport
 
 // Requests that the responder answers with a response of their own: READ, atomics, atomic write, FLUSH.
 //
-// They are kept in a ring of max_dest_rd_atomic entries until that many newer ones have come, so that a duplicate can be
-// answered: a READ with the bytes as they are then, an atomic with the saved result, since it must never be executed twice.
-// FLUSH and atomic write are answered with an empty READ RESPONSE ONLY (IBTA annex A19; drivers/infiniband/sw/rxe/rxe_resp.c).
-// The responses themselves are written by rc_response.go.
+// They are kept in a ring of max_dest_rd_atomic entries until that many newer ones have come, so that a duplicate can
+// be answered: a READ with the bytes as they are then, an atomic with the saved result, since it must never be executed
+// twice. FLUSH and atomic write are answered with an empty READ RESPONSE ONLY (IBTA annex A19;
+// drivers/infiniband/sw/rxe/rxe_resp.c). The responses themselves are written by rc_response.go.
 
 import (
 	"encoding/binary"
@@ -39,8 +39,8 @@ func (s *savedRequest) isAtomic() bool {
 	return s.operation == roce.OperationCompareSwap || s.operation == roce.OperationFetchAdd
 }
 
-// receiveAnswered executes an expected request, after the checks in the order of rxe_resp.c: right of the QP, resources,
-// length, R_Key, alignment.
+// receiveAnswered executes an expected request, after the checks in the order of rxe_resp.c: right of the QP,
+// resources, length, R_Key, alignment.
 func (r *responder) receiveAnswered(p *roce.Packet) {
 	q := r.qp
 	right := rightFor(p)
@@ -57,7 +57,8 @@ func (r *responder) receiveAnswered(p *roce.Packet) {
 		s.count = max(1, (s.length+q.mtu-1)/q.mtu)
 		// With length 0 key and address may be anything (drivers/infiniband/sw/rxe/rxe_resp.c cites C9-88).
 		if s.length > 0 {
-			*fault = q.engine.memory.Check(q.principal, right, memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
+			*fault = q.engine.memory.Check(q.principal, right,
+				memory.Range{Key: s.rkey, Address: s.va, Length: s.length})
 		}
 	case roce.OperationCompareSwap, roce.OperationFetchAdd:
 		s.original, *fault = r.executeAtomic(p)
@@ -176,8 +177,8 @@ func (r *responder) full() bool {
 	return r.savedNext >= r.limit && r.saved[(r.savedNext-r.limit)%uint64(len(r.saved))].unanswered()
 }
 
-// grant changes how many requests the peer may have in flight. The ring only grows: a peer that has not got an answer may
-// still ask for it, whatever it is granted from now on.
+// grant changes how many requests the peer may have in flight. The ring only grows: a peer that has not got an answer
+// may still ask for it, whatever it is granted from now on.
 func (r *responder) grant(limit uint8) {
 	r.limit = uint64(limit)
 	old := uint64(len(r.saved))

@@ -2,10 +2,10 @@ package transport
 
 // The completer of RC takes the responses of the peer and retires send requests.
 //
-// Way of a response: it lies between una and next or it is dropped; an acknowledgement or a NAK
-// acknowledges everything before it, as far as no unanswered READ or atomic is in between; a READ response at una is
-// placed into the request's memory, one behind una shows that others were lost. Whatever made progress moves una of recovery
-// and completes requests from the oldest on, in posting order.
+// Way of a response: it lies between una and next or it is dropped; an acknowledgement or a NAK acknowledges everything
+// before it, as far as no unanswered READ or atomic is in between; a READ response at una is placed into the request's
+// memory, one behind una shows that others were lost. Whatever made progress moves una of recovery and completes
+// requests from the oldest on, in posting order.
 
 import (
 	"encoding/binary"
@@ -23,8 +23,8 @@ type completer struct {
 
 	lastSyndrome roce.Syndrome
 
-	// word is the result of an atomic on its way to user memory: a local variable would be allocated, since it goes through
-	// an interface.
+	// word is the result of an atomic on its way to user memory: a local variable would be allocated, since it goes
+	// through an interface.
 	word       [8]byte
 	wordPieces [1][]byte
 }
@@ -53,8 +53,8 @@ func (c *completer) receive(p *roce.Packet) {
 	}
 	switch {
 	case p.Info.Operation == roce.OperationAcknowledge, aeth != nil && !aeth.Syndrome().IsAck():
-		// Which packet carries the NAK of a READ or an atomic is disputed: some responders put it into the form that the
-		// response would have had.
+		// Which packet carries the NAK of a READ or an atomic is disputed: some responders put it into the form that
+		// the response would have had.
 		c.receiveAcknowledge(sequence, aeth.Syndrome())
 	case p.Info.Operation == roce.OperationReadResponse:
 		c.receiveReadResponse(sequence, p)
@@ -112,9 +112,9 @@ func isFatal(syndrome roce.Syndrome) bool {
 		syndrome == roce.SyndromeNAKRemoteOperational
 }
 
-// breaksRead says whether the PSN of a fatal NAK belongs to the oldest request, and this is a READ: then it was broken off
-// and will never be answered in full, whichever of its responses were lost before. The PSN is that of the response that
-// could not be sent or, from rdma_rxe, the first one of the request (drivers/infiniband/sw/rxe/rxe_resp.c).
+// breaksRead says whether the PSN of a fatal NAK belongs to the oldest request, and this is a READ: then it was broken
+// off and will never be answered in full, whichever of its responses were lost before. The PSN is that of the response
+// that could not be sent or, from rdma_rxe, the first one of the request (drivers/infiniband/sw/rxe/rxe_resp.c).
 func (c *completer) breaksRead(sequence uint64) bool {
 	w := c.sends.oldest()
 	return w != nil && w.isRead() && sequence >= w.first && sequence < w.end() && c.recovery.una >= w.first
@@ -130,8 +130,9 @@ func statusOf(syndrome roce.Syndrome) queue.WCStatus {
 	return queue.WCRemOpErr
 }
 
-// acknowledge retires everything before the sequence number upTo. It stops at a READ or atomic that was not answered and
-// then returns true: its response was lost, and the acknowledgement is a NAK of it (drivers/infiniband/hw/hfi1/rc.c: do_rc_ack).
+// acknowledge retires everything before the sequence number upTo. It stops at a READ or atomic that was not answered
+// and then returns true: its response was lost, and the acknowledgement is a NAK of it
+// (drivers/infiniband/hw/hfi1/rc.c: do_rc_ack).
 func (c *completer) acknowledge(upTo uint64) (implied bool) {
 	una := c.recovery.una
 	for i := c.sends.head; i < c.sends.tail && una < upTo; i++ {
@@ -204,7 +205,8 @@ func (c *completer) account() account {
 	}
 }
 
-// requestAt is the request that a response belongs to. It is nil if there is none, or if the request has failed already.
+// requestAt is the request that a response belongs to. It is nil if there is none, or if the request has failed
+// already.
 func (c *completer) requestAt(sequence uint64) *work {
 	for i := c.sends.head; i < c.sends.tail; i++ {
 		if w := c.sends.work(i); w.end() > sequence {
@@ -217,8 +219,8 @@ func (c *completer) requestAt(sequence uint64) *work {
 	return nil
 }
 
-// precede does what the response to w implies: everything before it was done. It returns false if the response is of no use:
-// one before it was lost, or the QP has failed.
+// precede does what the response to w implies: everything before it was done. It returns false if the response is of no
+// use: one before it was lost, or the QP has failed.
 func (c *completer) precede(w *work, sequence uint64) bool {
 	implied := c.acknowledge(w.first)
 	if !c.qp.sends() {
@@ -293,8 +295,8 @@ func (c *completer) receiveAtomicAcknowledge(sequence uint64, p *roce.Packet) {
 // badResponse ends a request that was answered with something that can never be its answer.
 func (c *completer) badResponse(w *work) { c.stopAt(w, queue.WCBadRespErr) }
 
-// stopAt marks a request that cannot go on because of a local fault. Earlier requests still run to their end; then this one
-// completes with the status.
+// stopAt marks a request that cannot go on because of a local fault. Earlier requests still run to their end; then this
+// one completes with the status.
 func (c *completer) stopAt(w *work, status queue.WCStatus) {
 	w.status = status
 	c.retire()
@@ -310,8 +312,8 @@ func (c *completer) fail(status queue.WCStatus) {
 	c.qp.enterError()
 }
 
-// measure takes down how long the packet was that was not answered, and that others of its message were, when the oldest request
-// fails.
+// measure takes down how long the packet was that was not answered, and that others of its message were, when the
+// oldest request fails.
 func (c *completer) measure(w *work) {
 	if w.isLocal() || c.recovery.una < w.first {
 		return

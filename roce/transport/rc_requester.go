@@ -2,10 +2,10 @@ package transport
 
 // The requester of RC turns send requests into request packets.
 //
-// Life of a send request: next fetches it from the send queue (sendqueue.go) and gives it its range of sequence numbers; emit
-// writes its packets one by one, as far as recovery (recovery.go), the peer's credits and the limit of READs and atomics
-// permit; the completer retires it. A loss moves the cursor of recovery back, and the same packets are made again from the
-// same memory: nothing is kept.
+// Life of a send request: next fetches it from the send queue (sendqueue.go) and gives it its range of sequence
+// numbers; emit writes its packets one by one, as far as recovery (recovery.go), the peer's credits and the limit of
+// READs and atomics permit; the completer retires it. A loss moves the cursor of recovery back, and the same packets
+// are made again from the same memory: nothing is kept.
 
 import (
 	"time"
@@ -40,8 +40,8 @@ func (r *requester) start(maxRDAtomic uint8) {
 
 func (r *requester) psn(sequence uint64) roce.PSN { return r.qp.attrs.SQPSN.Add(uint32(sequence)) }
 
-// seek moves current on to the request that the cursor is in. Neither a request that failed nor a local operation that was
-// not executed is ever passed: nothing behind it may be sent.
+// seek moves current on to the request that the cursor is in. Neither a request that failed nor a local operation that
+// was not executed is ever passed: nothing behind it may be sent.
 func (r *requester) seek() {
 	for r.current < r.sends.tail {
 		w := r.sends.work(r.current)

@@ -2,11 +2,11 @@ package transport
 
 // The responder of RC executes the peer's requests.
 //
-// Way of a request: its PSN is the expected one, or it is a duplicate, or something before it was lost
-// (IBTA volume 1, chapter 9). An expected one passes the checks in the order of rxe_resp.c: opcode sequence,
-// rights of the QP, resources, length, R_Key; then its payload is placed (inbound.go), the expected PSN and on the last packet
-// the MSN move on, a completion is made, and an answer is noted. What has a response of its own is in rc_answered.go. Answers are
-// written by rc_response.go: one acknowledgement for all requests of a receive batch.
+// Way of a request: its PSN is the expected one, or it is a duplicate, or something before it was lost (IBTA volume 1,
+// chapter 9). An expected one passes the checks in the order of rxe_resp.c: opcode sequence, rights of the QP,
+// resources, length, R_Key; then its payload is placed (inbound.go), the expected PSN and on the last packet the MSN
+// move on, a completion is made, and an answer is noted. What has a response of its own is in rc_answered.go. Answers
+// are written by rc_response.go: one acknowledgement for all requests of a receive batch.
 //
 // Nothing moves because of a packet that fails. A fatal fault notes the NAK first and then moves the QP to the error
 // state; the NAK still leaves.
@@ -233,8 +233,8 @@ func (r *responder) accept(p *roce.Packet) {
 }
 
 // receiveDuplicate answers a request that was executed before. It touches neither memory nor the state of a message in
-// progress, and is not answered with a NAK (drivers/infiniband/hw/hfi1/rc.c: rc_rcv_error), unless it is a READ that was not yet
-// answered in full and never will be.
+// progress, and is not answered with a NAK (drivers/infiniband/hw/hfi1/rc.c: rc_rcv_error), unless it is a READ that
+// was not yet answered in full and never will be.
 func (r *responder) receiveDuplicate(p *roce.Packet, sequence uint64) {
 	switch p.Info.Operation {
 	case roce.OperationSend, roce.OperationWrite:

@@ -1,7 +1,7 @@
 package transport
 
-// Responses, in the order of the requests: an acknowledgement never overtakes the response of a READ or atomic before it.
-// A READ is answered packet by packet, from the memory as it is at that moment; its key is looked up for every
+// Responses, in the order of the requests: an acknowledgement never overtakes the response of a READ or atomic before
+// it. A READ is answered packet by packet, from the memory as it is at that moment; its key is looked up for every
 // packet, since the region may go away in between.
 
 import (
@@ -88,9 +88,9 @@ func (r *responder) emitSaved(s *savedRequest, to *path, buffer []byte) int {
 	return q.seal(to, p)
 }
 
-// breakRead ends a READ whose region went away, or the memory of it: a NAK takes the place of the response that could not be sent,
-// and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe
-// puts the first PSN of the request there).
+// breakRead ends a READ whose region went away, or the memory of it: a NAK takes the place of the response that could
+// not be sent, and nothing after it is answered (IBTA volume 1, chapter 9; rdma_rxe puts the first PSN of the request
+// there).
 func (r *responder) breakRead(s *savedRequest, fault memory.Fault) {
 	q := r.qp
 	at := s.next
@@ -111,9 +111,9 @@ func (r *responder) breakRead(s *savedRequest, fault memory.Fault) {
 	}
 }
 
-// forgetRepeat drops a duplicate of a READ whose responses were all sent before, and whose region has gone away since. Most
-// likely the network has delayed it and the peer is long done with the region: its queue pair must not fail for that
-// (rc_rcv_error in drivers/infiniband/hw/hfi1/rc.c drops it, too).
+// forgetRepeat drops a duplicate of a READ whose responses were all sent before, and whose region has gone away since.
+// Most likely the network has delayed it and the peer is long done with the region: its queue pair must not fail for
+// that (rc_rcv_error in drivers/infiniband/hw/hfi1/rc.c drops it, too).
 func (r *responder) forgetRepeat(s *savedRequest) {
 	s.stop = s.next
 	r.responsesDue--

@@ -1,19 +1,20 @@
 package transport
 
-// Recovery: which packet leaves next, when, and what happens when one is lost. There is one of it for each QP, since a QP has one
-// way to its peer, whatever travels on it.
+// Recovery: which packet leaves next, when, and what happens when one is lost. There is one of it for each QP, since a
+// QP has one way to its peer, whatever travels on it.
 //
-// Way of a request packet: offer says whether it may leave, which takes the window, the QP's share of the flight (flight.go) and the gap
-// to the packet before; sent notes that it has left and starts the clock; acknowledged takes it off again. If that does
-// not come, the deadline passes, or the peer says so, lost tells the requester to send everything from the oldest unacknowledged
-// packet on again (go-back-N). One recovery at a time: further news of the same loss starts no second one, only a timeout
-// does. A packet that found no receive is no loss: refused holds everything back for as long as the peer has said.
+// Way of a request packet: offer says whether it may leave, which takes the window, the QP's share of the flight
+// (flight.go) and the gap to the packet before; sent notes that it has left and starts the clock; acknowledged takes it
+// off again. If that does not come, the deadline passes, or the peer says so, lost tells the requester to send
+// everything from the oldest unacknowledged packet on again (go-back-N). One recovery at a time: further news of the
+// same loss starts no second one, only a timeout does. A packet that found no receive is no loss: refused holds
+// everything back for as long as the peer has said.
 //
 // Sequence numbers are PSNs that do not wrap: their low 24 bits, added to the first PSN, are the PSN on the wire.
 // The cursor is where the next packet comes from; una <= cursor <= next.
 //
-// How much may be in flight and how fast it leaves is the business of a congestion, which writes window and gap when it learns
-// something, and is not asked for a packet.
+// How much may be in flight and how fast it leaves is the business of a congestion, which writes window and gap when it
+// learns something, and is not asked for a packet.
 
 import (
 	"time"
@@ -60,8 +61,8 @@ type recovery struct {
 	una, cursor, next uint64 // the oldest that was not acknowledged; the next to send; the next that was never sent
 	sinceAck          uint64 // packets since the last that asked for an acknowledgement
 
-	// What the congestion writes. A gap is the time that a packet of path MTU takes at the rate that it permits; 0 is as fast as
-	// it can be.
+	// What the congestion writes. A gap is the time that a packet of path MTU takes at the rate that it permits; 0 is
+	// as fast as it can be.
 	window uint64
 	gap    Time
 
@@ -82,8 +83,8 @@ type recovery struct {
 	// answersLong says that a long READ is or was among the requests of the peer since none was due (pace.go).
 	answersLong bool
 
-	// One more than the largest payload of a packet that was answered, and than that of the packet that was not when the QP gave
-	// up; 0 if there is none.
+	// One more than the largest payload of a packet that was answered, and than that of the packet that was not when
+	// the QP gave up; 0 if there is none.
 	answeredSize, unansweredSize int
 
 	roundTrip roundTrip
@@ -119,8 +120,8 @@ func (r *recovery) nextSend(now Time) Time {
 	return r.free
 }
 
-// offer says whether a request may leave from the cursor that brings so many packets into flight, and whether it must ask for an
-// acknowledgement.
+// offer says whether a request may leave from the cursor that brings so many packets into flight, and whether it must
+// ask for an acknowledgement.
 func (r *recovery) offer(now Time, packets uint64) (permitted, ask bool) {
 	inFlight := r.cursor - r.una
 	if inFlight > 0 && inFlight+packets > r.window {

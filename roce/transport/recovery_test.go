@@ -33,7 +33,8 @@ func newPaced(t *testing.T, gap Time) (*drainer, *fixedRate) {
 	return d, c
 }
 
-// TestPacing: packets leave no faster than the congestion control permits, and the engine asks to be called when the next one may.
+// TestPacing: packets leave no faster than the congestion control permits, and the engine asks to be called when the
+// next one may.
 func TestPacing(t *testing.T) {
 	d, _ := newPaced(t, 100)
 	timeout := Time(roce.AckTimeout(valid().Timeout))
@@ -61,7 +62,8 @@ func TestPacing(t *testing.T) {
 	require.Equal(t, 1, d.postAt(10_100, 0))
 }
 
-// TestCongestionHears: marks, CNPs and losses reach the congestion control, those of strangers do not, and it has a deadline of its own.
+// TestCongestionHears: marks, CNPs and losses reach the congestion control, those of strangers do not, and it has a
+// deadline of its own.
 func TestCongestionHears(t *testing.T) {
 	d, c := newPaced(t, 0)
 	peer, stranger := roce.GID{15: 2}, roce.GID{15: 3}
@@ -104,8 +106,8 @@ func TestCongestionHears(t *testing.T) {
 	require.Equal(t, 1, c.refusals)
 }
 
-// TestNoRecoveryAfterFailure: an answer may both complete what it acknowledges, so that a request which cannot go on is the oldest
-// and ends the queue pair, and tell of a loss. There is nothing to recover then, now or later.
+// TestNoRecoveryAfterFailure: an answer may both complete what it acknowledges, so that a request which cannot go on is
+// the oldest and ends the queue pair, and tell of a loss. There is nothing to recover then, now or later.
 func TestNoRecoveryAfterFailure(t *testing.T) {
 	d := newDrainer(t)
 	region, err := d.table.Register(d.domain, make([]byte, 2048), 0, 0)

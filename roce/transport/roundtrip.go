@@ -1,9 +1,9 @@
 package transport
 
 // roundTrip measures how long the peer takes to acknowledge: from a turn that sent a packet which asks for an
-// acknowledgement to the turn that processed the answer. It uses the time of the turn, so that it costs no reading of the
-// clock; times below that of a turn (some 10 us) say little. One packet is timed at a time, and one that was sent again
-// never: nobody knows which of the two was answered (Karn's algorithm, RFC 6298 section 3).
+// acknowledgement to the turn that processed the answer. It uses the time of the turn, so that it costs no reading of
+// the clock; times below that of a turn (some 10 us) say little. One packet is timed at a time, and one that was sent
+// again never: nobody knows which of the two was answered (Karn's algorithm, RFC 6298 section 3).
 type roundTrip struct {
 	timing   bool
 	sequence uint64 // of the packet that is timed

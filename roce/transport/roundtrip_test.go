@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRoundTripEndsWithAMove: the turn that adopts a queue pair may have begun before the one that sent, so what is measured over a
-// move is no round trip; one that is taken back by its own engine is in no such danger.
+// TestRoundTripEndsWithAMove: the turn that adopts a queue pair may have begun before the one that sent, so what is
+// measured over a move is no round trip; one that is taken back by its own engine is in no such danger.
 func TestRoundTripEndsWithAMove(t *testing.T) {
 	for _, moves := range []bool{false, true} {
 		d := newDrainer(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-// TestScreen: without a connection nothing is for a queue pair, with one what comes from its peer to its own address, whatever the
-// packet is, until RESET.
+// TestScreen: without a connection nothing is for a queue pair, with one what comes from its peer to its own address,
+// whatever the packet is, until RESET.
 func TestScreen(t *testing.T) {
 	for _, state := range []State{StateReset, StateInit} {
 		require.Equal(t, roce.DropQPState, in(t, state).Screen(new(roce.Packet)))

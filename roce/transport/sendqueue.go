@@ -2,9 +2,9 @@ package transport
 
 // The send queue, which is the same for all services.
 //
-// Life of a send request: fetch copies it out of the ring and checks the copy; the service sends it, or has it executed here
-// if nothing of it goes to a peer; complete retires it, in posting order, when the service says so. Its slot is free
-// before the completion can be seen. In the error state flush completes what is left.
+// Life of a send request: fetch copies it out of the ring and checks the copy; the service sends it, or has it executed
+// here if nothing of it goes to a peer; complete retires it, in posting order, when the service says so. Its slot is
+// free before the completion can be seen. In the error state flush completes what is left.
 
 import (
 	"github.com/xroce/xroce/roce"
@@ -126,8 +126,9 @@ func (s *sendQueue) check(w *work) {
 	}
 }
 
-// execute executes a local operation: local invalidate, binding a memory window, fast registration. Nothing of them goes to the
-// peer. The service has it done in posting order between the packets of its neighbours, once: a resend goes past it.
+// execute executes a local operation: local invalidate, binding a memory window, fast registration. Nothing of them
+// goes to the peer. The service has it done in posting order between the packets of its neighbours, once: a resend goes
+// past it.
 func (s *sendQueue) execute(w *work) {
 	m, principal := s.qp.engine.memory, s.qp.principal
 	status := queue.WCLocQPOpErr
@@ -176,7 +177,8 @@ func (s *sendQueue) complete(status queue.WCStatus, known account) {
 	s.qp.complete(s.qp.config.SendCQ, false)
 }
 
-// flush completes everything that was fetched or waits in the ring. In the error state it also runs for what is posted later.
+// flush completes everything that was fetched or waits in the ring. In the error state it also runs for what is posted
+// later.
 func (s *sendQueue) flush(known account) {
 	for s.head < s.tail {
 		s.complete(queue.WCWRFlushErr, known)

@@ -8,8 +8,8 @@ import (
 // Status is where a queue pair stands, for people who look for what is wrong with it.
 type Status struct {
 	State State
-	// Of the requester: the oldest PSN that was not acknowledged, the next one to send (lower than NextPSN while packets
-	// are sent again), and the next one that was never sent.
+	// Of the requester: the oldest PSN that was not acknowledged, the next one to send (lower than NextPSN while
+	// packets are sent again), and the next one that was never sent.
 	UnacknowledgedPSN, SendPSN, NextPSN roce.PSN
 	InFlight                            uint64 // packets sent and not acknowledged
 	Window                              uint64 // frames that may be in flight now

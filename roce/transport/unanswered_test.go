@@ -8,8 +8,8 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-// TestUnanswered: the second ACK timeout in a row, and each one after it, says that the peer is silent, the one that ends the queue pair
-// included. An acknowledgement begins anew.
+// TestUnanswered: the second ACK timeout in a row, and each one after it, says that the peer is silent, the one that
+// ends the queue pair included. An acknowledgement begins anew.
 func TestUnanswered(t *testing.T) {
 	for _, retries := range []uint8{0, 1, 2, 7} {
 		d := newDrainer(t)

@@ -17,8 +17,8 @@ const (
 	// Not measured: half of the largest, and just enough for a lost packet to be noticed by those behind it.
 	initialWindow = 32
 
-	// minimumWindow is what is left of it after losses, and what is sent to a peer without a receive until it has one: so few that
-	// little is wasted, and enough for the next loss to be seen by what comes behind it. Not measured.
+	// minimumWindow is what is left of it after losses, and what is sent to a peer without a receive until it has one:
+	// so few that little is wasted, and enough for the next loss to be seen by what comes behind it. Not measured.
 	minimumWindow = 4
 )
 
@@ -50,8 +50,8 @@ func (w *window) lost() {
 	w.credit = 0
 }
 
-// refused makes the window small, because the peer takes nothing of what is in flight for lack of a receive. It was no loss, so
-// the window grows back as from the start.
+// refused makes the window small, because the peer takes nothing of what is in flight for lack of a receive. It was no
+// loss, so the window grows back as from the start.
 func (w *window) refused() { w.size = min(w.size, minimumWindow) }
 
 // ackInterval is how many packets may go without asking for an acknowledgement: often enough that the window

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -128,7 +127,7 @@ func (c *statCommand) look(ctx context.Context, folder, network string) (list []
 		case err == nil && network != "" && o.snapshot.Device.Network != network:
 		case err == nil:
 			list = append(list, o)
-		case !errors.Is(err, os.ErrNotExist) && !errors.Is(err, io.ErrUnexpectedEOF):
+		case !errors.Is(err, control.ErrGone):
 			failures[s.Path] = fmt.Errorf("%s of process %d: %w", s.Device, s.PID, explainAccess(err))
 		}
 	}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,7 +84,20 @@ func removeStale(path string) bool {
 // 16,384 queue pairs, of some 3 KB each. It is a variable for tests.
 var longestAnswer = 256 << 20
 
-// Get asks for a document and decodes it. An answer that does not come ends with ctx.
+// ErrGone says that the process behind a socket has ended, before it was asked or while it answered.
+var ErrGone = errors.New("the process has ended")
+
+// gone adds ErrGone to an error of a connection whose other end is not there any more.
+func gone(path string, err error) error {
+	for _, sign := range []error{fs.ErrNotExist, syscall.ECONNREFUSED, syscall.EPIPE, syscall.ECONNRESET, io.ErrUnexpectedEOF} {
+		if errors.Is(err, sign) {
+			return fmt.Errorf("%s: %w: %w", path, ErrGone, err)
+		}
+	}
+	return err
+}
+
+// Get asks for a document and decodes it. An answer that does not come ends with ctx, and one that breaks off with ErrGone.
 func Get(ctx context.Context, path, want string, into any) error {
 	connection, err := Open(ctx, path, Request{Want: want})
 	if err != nil {
@@ -96,13 +110,13 @@ func Get(ctx context.Context, path, want string, into any) error {
 		return context.Cause(ctx)
 	}
 	if err != nil {
-		return err
+		return gone(path, err)
 	}
 	if len(answer) > longestAnswer {
 		return fmt.Errorf("%s: the answer is longer than %d bytes", path, longestAnswer)
 	}
-	if len(answer) == 0 {
-		return fmt.Errorf("%s: %w", path, io.ErrUnexpectedEOF)
+	if !bytes.HasSuffix(answer, []byte{'\n'}) {
+		return gone(path, io.ErrUnexpectedEOF)
 	}
 	if refused := Refusal(answer); refused != nil {
 		return fmt.Errorf("%s: %w", path, refused)
@@ -124,10 +138,10 @@ func Open(ctx context.Context, path string, request Request) (net.Conn, error) {
 	var dialer net.Dialer
 	connection, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, err
+		return nil, gone(path, err)
 	}
 	if err := jsonline.Write(connection, request); err != nil {
-		return nil, errors.Join(err, connection.Close())
+		return nil, errors.Join(gone(path, err), connection.Close())
 	}
 	return connection, nil
 }

@@ -273,3 +273,28 @@ func TestServeSweeps(t *testing.T) {
 	}
 	require.ElementsMatch(t, []string{living.Path(), s.Path(), starting, other}, names)
 }
+
+// TestGone: a process that ends before it is asked, when it has been asked, or in the middle of its answer, is gone.
+func TestGone(t *testing.T) {
+	folder := t.TempDir()
+	for name, end := range map[string]func(c *net.UnixConn){
+		"without an answer":         func(c *net.UnixConn) { _, _ = c.Read(make([]byte, 100)) },
+		"with the request unread":   func(*net.UnixConn) {}, // the kernel resets the connection then
+		"in the middle of a number": func(c *net.UnixConn) { _, _ = c.Read(make([]byte, 100)); _, _ = c.Write([]byte(`12`)) },
+	} {
+		path := filepath.Join(folder, "1-veth0.sock")
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		require.NoError(t, err)
+		go func() {
+			if c, err := listener.AcceptUnix(); err == nil {
+				time.Sleep(20 * time.Millisecond) // for the request to come
+				end(c)
+				_ = c.Close()
+			}
+		}()
+		var answer int
+		require.ErrorIs(t, Get(t.Context(), path, "snapshot", &answer), ErrGone, name)
+		require.NoError(t, listener.Close())
+		require.ErrorIs(t, Get(t.Context(), path, "snapshot", &answer), ErrGone, name)
+	}
+}

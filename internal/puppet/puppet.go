@@ -38,7 +38,8 @@ type Puppet struct {
 
 // New makes a puppet on a link, of which it uses the first queue.
 func New(t testing.TB, l link.Device, clock Clock) *Puppet {
-	require.NoError(t, l.Steer(link.Steering{QPNBase: QPN}))
+	_, err := l.Steer(link.Steering{QPNBase: QPN})
+	require.NoError(t, err)
 	return &Puppet{t: t, link: l, queue: l.Queues()[0], clock: clock}
 }
 

@@ -9,6 +9,7 @@ package driver
 
 import (
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,7 +90,11 @@ func (s *Shard) runBackground(b *background) {
 		if s.sleep.waiters.Load() > 0 {
 			continue
 		}
-		s.drive(backgroundTurns)
+		if s.drive(backgroundTurns) {
+			// A goroutine that was woken by it runs now. Else it would wait in the queue of a thread that is about to sleep in
+			// poll(2), until another thread has been woken to take it over.
+			runtime.Gosched()
+		}
 		timeout, lead := s.lead(b.waiter)
 		if lead && s.sleep.waiters.Load() == 0 && !b.quit.Load() {
 			b.waiter.sleep([]*Shard{s}, timeout)

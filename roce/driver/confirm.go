@@ -7,16 +7,12 @@ package driver
 
 import (
 	"context"
-	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
-
-// way is a way to a peer.
-type way struct{ source, destination netip.Addr }
 
 // doubts are the ways to peers that do not answer.
 type doubts struct {

@@ -14,8 +14,8 @@
 //
 // Lock order: QP.control, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once, and no system
 // call is made under one. The rest in the same notation: Shard.mu, SRQ.take; Device.mu, CQ.mu; Device.mu, CQ.produce;
-// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu) and of who
-// sleeps, under which nothing of these is locked. The locks of a client's own ends lie above all of them.
+// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes
+// (routes.mu) and of who sleeps, under which nothing of these is locked. The locks of a client's own ends lie above all of them.
 package driver
 
 import (
@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,6 +71,7 @@ type Device struct {
 	shards  []*Shard
 	numbers numbers
 	gids    gids
+	routes  routes
 	crowd   crowd
 	asked   atomic.Int64 // the shards are to read what had arrived by this time (heard.go)
 
@@ -125,7 +125,6 @@ func open(l link.Device, o Options) (*Device, error) {
 		cqs: make(map[*CQ]struct{}), srqs: make(map[*SRQ]struct{}),
 	}
 	d.clients.Store(new([]*Client))
-	d.numbers.init(rand.New(rand.NewPCG(o.Seed, 0x71706e73)))
 	for i, q := range queues {
 		s, err := newShard(d, i, q)
 		if err != nil {
@@ -142,7 +141,12 @@ func open(l link.Device, o Options) (*Device, error) {
 		}
 		s.inboxes.Store(&inboxes)
 	}
-	if err := l.Steer(link.Steering{QPNBase: d.numbers.base, QPNBits: qpnBits}); err != nil {
+	random := rand.New(rand.NewPCG(o.Seed, 0x71706e73))
+	assigned, err := l.Steer(proposeQPNs(random))
+	if err == nil {
+		err = d.numbers.init(assigned, random)
+	}
+	if err != nil {
 		d.stop()
 		return nil, err
 	}
@@ -254,102 +258,6 @@ func (d *Device) checkPathMTU(m roce.MTU, loopback bool) error {
 	}
 	return fmt.Errorf("%w: path MTU %v needs frames of %d bytes, %s has buffers for %d",
 		ErrPathMTU, m, m.Bytes()+roce.MTUOverhead+ethernetHeader, name, d.link.MaximumFrame())
-}
-
-// checkWay says whether a route whose MTU is known (bytes; 0 is none) carries a path MTU.
-func (d *Device) checkWay(m roce.MTU, mtu int, destination roce.GID) error {
-	if need := m.Bytes() + roce.MTUOverhead; m != 0 && mtu != 0 && mtu < need {
-		return fmt.Errorf("%w: path MTU %v needs MTU %d on the way, the route to %v over %s has %d",
-			ErrPathMTU, m, need, destination, d.link.Information().Name, mtu)
-	}
-	return nil
-}
-
-// CheckWay says, with ErrPathMTU, that the route from source to destination has too small an MTU for a path MTU.
-func (d *Device) CheckWay(m roce.MTU, source, destination roce.GID) error {
-	return d.checkWay(m, d.routeMTU(source, destination), destination)
-}
-
-// WayMTU is the largest path MTU that the route from source to destination carries, at most m. If it carries none, it is m.
-func (d *Device) WayMTU(m roce.MTU, source, destination roce.GID) roce.MTU {
-	if active, ok := roce.ActiveMTU(d.routeMTU(source, destination)); ok {
-		return min(m, active)
-	}
-	return m
-}
-
-// routeMTU is the MTU of the route from source to destination in bytes; 0 if it names none, or is not known.
-func (d *Device) routeMTU(source, destination roce.GID) int {
-	if within, err := d.within(destination.Addr()); within != nil || err != nil {
-		return 0
-	}
-	return d.route(source.Addr(), destination).MTU
-}
-
-// route is what the kernel knows at once of the way from source, or where that is invalid from the address that it chooses.
-func (d *Device) route(source netip.Addr, destination roce.GID) link.Neighbour {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // nothing depends on whether the neighbour is known
-	neighbour, _ := d.link.Resolve(ctx, source, destination.Addr())
-	return neighbour
-}
-
-// SourceTowards is the address from which the kernel would send to a peer over this device; the zero GID if that is not known.
-func (d *Device) SourceTowards(peer roce.GID) roce.GID {
-	source := d.route(netip.Addr{}, peer).Source
-	if !source.IsValid() {
-		return roce.GID{}
-	}
-	return roce.GIDFromAddr(source)
-}
-
-// AddressVector names the peer of a connected QP.
-type AddressVector struct {
-	DGID         roce.GID
-	SGIDIndex    int
-	TrafficClass uint8  // DSCP in bits 7:2, ECN in bits 1:0
-	FlowLabel    uint32 // 0 derives one from the QPNs
-}
-
-// source checks an address vector and returns the GID that packets come from.
-func (d *Device) source(av *AddressVector) (roce.GID, error) {
-	source, err := d.GID(av.SGIDIndex)
-	if err != nil {
-		return source, err
-	}
-	if source.Is4() != av.DGID.Is4() {
-		return source, fmt.Errorf("%w: GID %d of %s is %v, the peer's is %v: not of the same family",
-			ErrInvalid, av.SGIDIndex, d.link.Information().Name, source, av.DGID)
-	}
-	if av.DGID.IsZero() || av.DGID.IsMulticast() {
-		return source, fmt.Errorf("%w: destination GID %v is not the address of a peer", ErrInvalid, av.DGID)
-	}
-	return source, nil
-}
-
-// resolve makes a path out of an address vector, whose peer is on the device within the process or, if that is nil, to be
-// found over the wire. The way has to carry a path MTU, if one is given.
-func (d *Device) resolve(
-	ctx context.Context, av *AddressVector, source roce.GID, within *Device, label uint32, need roce.MTU,
-) (roce.Path, error) {
-	// Nobody looks at the Ethernet addresses of frames on loopback.
-	neighbour := link.Neighbour{HardwareAddr: d.link.HardwareAddr()}
-	if within == nil {
-		var err error
-		if neighbour, err = d.link.Resolve(ctx, source.Addr(), av.DGID.Addr()); err != nil {
-			return roce.Path{}, err
-		}
-		if err := d.checkWay(need, neighbour.MTU, av.DGID); err != nil {
-			return roce.Path{}, err
-		}
-	}
-	return roce.Path{
-		SourceMAC: d.link.HardwareAddr(), DestinationMAC: neighbour.HardwareAddr,
-		Source: source, Destination: av.DGID,
-		TrafficClass: av.TrafficClass, HopLimit: neighbour.HopLimit,
-		// The flow label of the IP header stays 0 unless the user asked for one, as rdma_rxe sends it.
-		FlowLabel: av.FlowLabel & 0xFFFFF, SourcePort: roce.UDPSourcePort(label),
-	}, nil
 }
 
 // adopt makes a QP a user of its CQs and its SRQ.

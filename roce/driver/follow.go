@@ -38,7 +38,6 @@ const (
 // follower is what a device knows of its port; name, up, mtu and gids belong to the goroutine that looks at it.
 type follower struct {
 	pending      atomic.Uint32 // link.Change bits
-	generation   atomic.Uint64 // changes so far
 	wake, search chan struct{} // to look at the port, and for the ways
 	stop         context.CancelFunc
 	ended        sync.WaitGroup
@@ -84,7 +83,6 @@ func (d *Device) OnRename(f func(name string)) { d.follower.renamed.Store(&f) }
 func (d *Device) note(c link.Change) {
 	f := &d.follower
 	f.pending.Or(uint32(c))
-	f.generation.Add(1)
 	signal(f.wake)
 }
 
@@ -206,25 +204,35 @@ func (d *Device) followPort(wasDown bool) {
 
 // wired returns the queue pairs with a peer over the wire.
 func (d *Device) wired() (list []*QP) {
-	for i := range d.numbers.qps {
-		q := d.numbers.qps[i].Load()
-		if q != nil && !q.within.Load() && q.State() >= transport.StateRTR && q.State() != transport.StateError {
-			list = append(list, q)
+	for _, users := range d.routes.all() {
+		for _, h := range users {
+			if q := h.holder.Load(); q != nil {
+				list = append(list, q)
+			}
 		}
 	}
 	return list
 }
 
-// locked runs f under the lock of the shard where a connected queue pair is at home.
+// locked runs f under the lock of the shard where a queue pair is at home, if its packets go over the wire.
 func (q *QP) locked(f func(*transport.QP)) {
 	q.control.Lock()
 	home := q.lock()
-	if s := q.transport.State(); !q.closed.Load() && !q.within.Load() && s >= transport.StateRTR && s != transport.StateError {
+	if s := q.transport.State(); q.handle != nil && q.handle.within == nil && s >= transport.StateRTR && s != transport.StateError {
 		f(q.transport)
 	}
 	home.unlock()
 	q.control.Unlock()
 	home.drive(driveBriefly)
+}
+
+// reroute has the queue pair's packets take the next hop of its address handle.
+func (q *QP) reroute(h *AddressHandle) {
+	q.locked(func(t *transport.QP) {
+		if q.handle == h { // in SQD it may have got another peer meanwhile
+			t.Reroute(h.path(0))
+		}
+	})
 }
 
 // limitMTU ends the queue pair if its path MTU is larger than the port's.
@@ -236,20 +244,12 @@ func (q *QP) limitMTU(active roce.MTU) {
 	})
 }
 
-// reroute finds the ways of all queue pairs again, each way once.
+// reroute finds the next hops of all routes again.
 func (d *Device) reroute(ctx context.Context) (found bool) {
-	ways := make(map[way][]*QP)
-	for _, q := range d.wired() {
-		q.locked(func(t *transport.QP) {
-			path := t.Attributes().Path
-			w := way{path.Source.Addr(), path.Destination.Addr()}
-			ways[w] = append(ways[w], q)
-		})
-	}
 	var missing atomic.Bool
 	var searches sync.WaitGroup
 	places := make(chan struct{}, waySearches)
-	for w, qps := range ways {
+	for w, users := range d.routes.all() {
 		places <- struct{}{}
 		searches.Go(func() {
 			defer func() { <-places }()
@@ -262,14 +262,8 @@ func (d *Device) reroute(ctx context.Context) (found bool) {
 				}
 				return
 			}
-			own := d.link.HardwareAddr()
-			for _, q := range qps {
-				q.locked(func(t *transport.QP) {
-					// In SQD it may have got another peer meanwhile.
-					if path := t.Attributes().Path; path.Source.Addr() == w.source && path.Destination.Addr() == w.destination {
-						t.Reroute(own, neighbour.HardwareAddr, neighbour.HopLimit)
-					}
-				})
+			for _, h := range users {
+				h.reroute(&neighbour)
 			}
 		})
 	}

@@ -19,21 +19,21 @@ import (
 type inbox struct {
 	from, to *Shard
 	ring     loop.Ring
-	// held is how many frames of each QP, by the offset of its number, were handed over and wait. The producer makes it with the first
+	// held is how many frames of each QP, by the place of its number, were handed over and wait. The producer makes it with the first
 	// frame, and the consumer, who takes one off, does not look before there is one.
-	held *[1 << qpnBits]atomic.Int32
+	held *[places]atomic.Int32
 }
 
 // inboxShare bounds the frames of one QP in an inbox to so many times the slots that are free: 96 of 128 for one that is alone,
 // which is more than a window of 64, and 55 each for two. Beside up to 40 that take all they may, another one finds a slot.
 const inboxShare = 3
 
-// put copies a frame from the network for the QP of a number into the inbox, if there is room for it.
-func (b *inbox) put(offset roce.QPN, segments [][]byte) bool {
+// put copies a frame from the network for the QP at a place of the numbers into the inbox, if there is room for it.
+func (b *inbox) put(place roce.QPN, segments [][]byte) bool {
 	if b.held == nil {
-		b.held = new([1 << qpnBits]atomic.Int32)
+		b.held = new([places]atomic.Int32)
 	}
-	held, free := &b.held[offset], loop.Slots-b.ring.Waiting()
+	held, free := &b.held[place], loop.Slots-b.ring.Waiting()
 	if int(held.Load()) >= inboxShare*free {
 		return false
 	}
@@ -128,7 +128,7 @@ func (s *Shard) receiveInbox(now transport.Time, b *inbox) {
 	segments := b.ring.Front()
 	reason := s.packet.ParseHeaders(segments)
 	if reason == roce.DropNone && b.ring.Copied() { // whoever handed it over has checked its ICRC
-		b.held[s.packet.DestinationQPN-s.device.numbers.base].Add(-1)
+		b.held[s.device.numbers.place(s.packet.DestinationQPN)].Add(-1)
 	} else if reason == roce.DropNone {
 		reason = s.packet.CheckICRC(segments)
 	}

@@ -79,7 +79,7 @@ func TestGarbageTakesNoPlace(t *testing.T) {
 			require.EqualValues(t, want.waiting, handed)
 			require.Zero(t, in.ring.Waiting())
 			if in.held != nil {
-				require.Zero(t, in.held[m.b.qp.number-m.b.device.numbers.base].Load())
+				require.Zero(t, in.held[m.b.device.numbers.place(m.b.qp.number)].Load())
 			}
 			require.EqualValues(t, want.waiting, home.engine.Counters().ReceivedPackets)
 		})

@@ -146,7 +146,7 @@ func (s *Shard) letGo() {
 // handOver puts a frame into the inbox of the shard where its queue pair is at home, another one than this.
 func (s *Shard) handOver(q *QP, segments [][]byte) bool {
 	home := q.shard()
-	fits := home.inboxFrom(s).put(q.number-s.device.numbers.base, segments)
+	fits := home.inboxFrom(s).put(s.device.numbers.place(q.number), segments)
 	if fits {
 		s.hand(home)
 	}

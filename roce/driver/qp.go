@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
@@ -38,10 +37,9 @@ type QP struct {
 	ends   atomic.Pointer[ends]
 	fatal  bool // EventQPFatal was raised; guarded by the shard's lock
 
-	closed   atomic.Bool
-	control  sync.Mutex // held by Modify and Close while they change something
-	vector   AddressVector
-	holdsGID bool // the index in vector is held
+	closed  atomic.Bool
+	control sync.Mutex     // held by Modify and Close while they change something
+	handle  *AddressHandle // of the peer; nil if it has none
 
 	posted *queue.Consumer // the receive queue
 }
@@ -200,85 +198,58 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(q.client.ctx, cancel)()
 	attributes := *a
-	var home *Shard
-	var within *Device
-	remote := a.DestinationQPN
-	generation := q.device.follower.generation.Load()
+	var handle *AddressHandle
 	if mask&transport.MaskAV != 0 {
-		if mask&transport.MaskDestinationQPN == 0 {
-			remote = q.destination()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(q.client.ctx, cancel)()
+		need := roce.MTU(0)
+		if mask&transport.MaskPathMTU != 0 {
+			need = a.PathMTU
 		}
-		if home, within, err = q.connect(ctx, &attributes, av, remote, mask); err != nil {
+		if handle, err = q.device.newAddressHandle(ctx, av, need); err != nil {
 			return err
 		}
 	}
 	q.control.Lock()
 	defer q.control.Unlock()
-	if err := q.checkModify(a, mask); err != nil { // the state may be another one by now
-		return err
+	if err = q.checkModify(a, mask); err == nil { // the state may be another one by now
+		err = q.change(&attributes, mask, handle)
 	}
-	if home != nil && q.State() == transport.StateInit {
-		q.settle(home)
+	if err != nil && handle != nil {
+		handle.close()
 	}
-	var loop *loopback
-	if within != nil {
-		loop = &loopback{device: within, peer: remote}
-	}
-	if mask&transport.MaskAV != 0 && !q.device.gids.hold(av.SGIDIndex, attributes.Path.Source) {
-		return fmt.Errorf("%w: the address of index %d, %v, has just gone", ErrNoGID, av.SGIDIndex, attributes.Path.Source)
-	}
-	if err := q.modify(&attributes, mask, loop); err != nil {
-		if mask&transport.MaskAV != 0 {
-			q.device.gids.release(av.SGIDIndex)
-		}
-		return err
-	}
-	if mask&transport.MaskAV != 0 {
-		q.releaseGID()
-		q.vector, q.holdsGID = *av, true
-		if q.device.follower.generation.Load() != generation {
-			q.device.note(link.ChangedPort | link.ChangedWays) // while nobody knew of the new way yet
-		}
-	}
-	return nil
+	return err
 }
 
-// connect finds the way to the peer of an address vector: the path, the device if it is within the process, and the shard
-// where the QP is at home with it. It changes nothing but the attributes.
-func (q *QP) connect(
-	ctx context.Context, a *transport.Attributes, av *AddressVector, remote roce.QPN, mask transport.AttributeMask,
-) (home *Shard, within *Device, err error) {
-	d := q.device
-	source, err := d.source(av)
-	if err != nil {
-		return nil, nil, err
+// change makes a change with the handle of a new peer, if there is one. The caller holds control.
+func (q *QP) change(a *transport.Attributes, mask transport.AttributeMask, handle *AddressHandle) error {
+	if handle == nil {
+		return q.modify(a, mask, nil)
 	}
-	if within, err = d.within(av.DGID.Addr()); err != nil {
-		return nil, nil, err
+	remote := a.DestinationQPN
+	if mask&transport.MaskDestinationQPN == 0 {
+		remote = q.destination()
 	}
-	if mask&transport.MaskPathMTU != 0 {
-		if err := d.checkPathMTU(a.PathMTU, within != nil); err != nil {
-			return nil, nil, err
-		}
+	label := handle.label(q.number, remote)
+	if q.State() == transport.StateInit {
+		// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
+		// then arrive where their QP is at home.
+		q.settle(q.device.shards[label%uint32(len(q.device.shards))])
 	}
-	label := av.FlowLabel & 0xFFFFF
-	if label == 0 {
-		label = roce.FlowLabel(q.number, remote)
+	var loop *loopback
+	if handle.within != nil {
+		loop = &loopback{device: handle.within, peer: remote}
 	}
-	need := roce.MTU(0)
-	if mask&transport.MaskPathMTU != 0 {
-		need = a.PathMTU
+	handle.holder.Store(q)
+	a.Path = handle.path(label)
+	if err := q.modify(a, mask, loop); err != nil {
+		return err
 	}
-	if a.Path, err = d.resolve(ctx, av, source, within, label, need); err != nil {
-		return nil, nil, err
-	}
-	// Both ends compute the same flow label, and on a device that delivers by the sender's queue the frames
-	// then arrive where their QP is at home.
-	return d.shards[label%uint32(len(d.shards))], within, nil
+	q.dropHandle()
+	q.handle = handle
+	return nil
 }
 
 // checkModify says whether the QP is in a state for the change. The caller holds control.
@@ -313,23 +284,25 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	ended := err == nil && q.transport.State() == transport.StateReset
 	home.unlock()
 	if ended {
-		q.releaseGID()
+		q.dropHandle()
 	}
 	home.drive(driveBriefly) // what the change made ready to send
 	return err
 }
 
-// releaseGID gives back the index of the GID table that the address vector names. The caller holds control.
-func (q *QP) releaseGID() {
-	if q.holdsGID {
-		q.device.gids.release(q.vector.SGIDIndex)
-		q.holdsGID = false
+// dropHandle ends the handle of the peer, if there is one. The caller holds control.
+func (q *QP) dropHandle() {
+	if q.handle != nil {
+		q.handle.close()
+		q.handle = nil
 	}
 }
 
+// destination is the number of the peer. The caller holds control.
 func (q *QP) destination() roce.QPN {
-	a, _, _ := q.Query()
-	return a.DestinationQPN
+	home := q.lock()
+	defer home.unlock()
+	return q.transport.DestinationQPN()
 }
 
 // settle brings a QP in INIT to its first home.
@@ -349,7 +322,11 @@ func (q *QP) Query() (transport.Attributes, AddressVector, queue.WC) {
 	defer q.control.Unlock()
 	home := q.lock()
 	defer home.unlock()
-	return q.transport.Attributes(), q.vector, q.transport.Failure()
+	vector := AddressVector{}
+	if q.handle != nil {
+		vector = q.handle.vector
+	}
+	return q.transport.Attributes(), vector, q.transport.Failure()
 }
 
 // Sizes are those of transport.QP.Sizes.

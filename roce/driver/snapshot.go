@@ -219,7 +219,7 @@ func (d *Device) status() DeviceStatus {
 	s := DeviceStatus{
 		Name: information.Name, Network: d.link.Network(), Driver: information.Driver, Rung: information.Mode, ZeroCopy: information.ZeroCopy,
 		State: "active", MAC: d.link.HardwareAddr().String(), MaxMTU: d.MaxMTU().Bytes(), GIDs: []string{},
-		QPNBase: d.numbers.base, QPNCount: 1 << qpnBits, Uptime: d.Clock().Seconds(), Keys: d.memory.Count(),
+		QPNBase: d.numbers.base, QPNCount: int(d.numbers.count), Uptime: d.Clock().Seconds(), Keys: d.memory.Count(),
 	}
 	d.mu.Lock()
 	s.QPs, s.CQs, s.SRQs = d.qpCount, len(d.cqs), len(d.srqs)

@@ -172,8 +172,9 @@ type Device interface {
 	// Network names the network that the device's addresses belong to. Devices of a process whose Network is the same
 	// and not empty reach each other by their addresses within the process; empty says that nothing is known.
 	Network() string
-	// Steer makes the device deliver the packets that s describes. It replaces the previous steering.
-	Steer(s Steering) error
+	// Steer makes the device deliver the packets that s describes. It replaces the previous steering. The first call proposes a range
+	// of QPNs and the device answers with the one that it assigns, which has the same size or a smaller one; later calls name that.
+	Steer(s Steering) (assigned Steering, err error)
 	// Queues returns the device's queues, always the same ones.
 	Queues() []Queue
 	// Watch has changed called after every change of the device from now on. It is called once, before the device is
@@ -214,7 +215,11 @@ func (c *Change) UnmarshalText(text []byte) error { return enum.ParseFlags(c, te
 // Neighbour is the answer of Resolve.
 type Neighbour struct {
 	HardwareAddr roce.MAC
-	HopLimit     uint8 // from the route; 64 where it names none
+	// Frames carry an 802.1Q tag with this VLAN identifier and priority, if Tagged.
+	Tagged   bool
+	VLAN     uint16
+	Priority uint8
+	HopLimit uint8 // from the route; 64 where it names none
 	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it names none.
 	MTU int
 	// Source is the address that the route chooses for packets without one; invalid if nothing is known.

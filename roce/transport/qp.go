@@ -213,11 +213,12 @@ func (q *QP) reconfigure(mask AttributeMask) {
 	}
 }
 
-// Reroute changes the Ethernet addresses and the hop limit of the path of a QP that has one. Packets that are
-// sent from now on, resends among them, take the new way.
-func (q *QP) Reroute(source, destination roce.MAC, hopLimit uint8) {
+// Reroute has the packets of a QP that has a path take the next hop of another one: Ethernet addresses, VLAN tag and hop limit. Packets
+// that are sent from now on, resends among them, take the new way.
+func (q *QP) Reroute(to roce.Path) {
 	path := &q.attrs.Path
-	path.SourceMAC, path.DestinationMAC, path.HopLimit = source, destination, hopLimit
+	path.SourceMAC, path.DestinationMAC, path.HopLimit = to.SourceMAC, to.DestinationMAC, to.HopLimit
+	path.Tagged, path.VLAN, path.Priority = to.Tagged, to.VLAN, to.Priority
 	q.template = roce.NewHeaderTemplate(*path)
 }
 

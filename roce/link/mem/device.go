@@ -136,7 +136,7 @@ func (d *Device) Speed() int { return 0 }
 func (d *Device) Network() string { return "" }
 
 // Steer implements link.Device: all frames to the device's address arrive, whatever they are.
-func (d *Device) Steer(link.Steering) error { return nil }
+func (d *Device) Steer(s link.Steering) (link.Steering, error) { return s, nil }
 
 // Queues implements link.Device.
 func (d *Device) Queues() []link.Queue { return d.links }

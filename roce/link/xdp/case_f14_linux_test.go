@@ -14,7 +14,7 @@ import (
 func TestCase_F14(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{Queues: 2})
 	a, b := openEnd(t, p.A, Options{}), openEnd(t, p.B, Options{})
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	frame := frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, 64, 1)
 	const interval = 20 * time.Millisecond
 	reports := make(chan error, 9)

@@ -108,7 +108,7 @@ func TestCase_F12(t *testing.T) {
 			p := newPair(t, netlab.PairOptions{})
 			o := Options{Mode: mode}
 			sender, d := openEnd(t, p.A, o), openEnd(t, p.B, o)
-			require.NoError(t, d.Steer(steering))
+			require.NoError(t, steer(d, steering))
 			kernel := packetSocket(t, p.B)
 			right := d.HardwareAddr()
 			foreign := func() uint64 {

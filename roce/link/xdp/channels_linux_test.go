@@ -37,7 +37,7 @@ func channelsChange(t *testing.T, mode Mode) {
 	}
 	b := openEnd(t, p.B, Options{Mode: mode})
 	require.Len(t, b.Queues(), 2)
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	require.ErrorIs(t, setChannels(t, p.B, 1, 2), unix.EINVAL)
 	require.ErrorIs(t, setChannels(t, p.B, 2, 1), unix.EINVAL)
 

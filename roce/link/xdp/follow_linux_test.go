@@ -134,7 +134,7 @@ type follower struct {
 func newFollower(t *testing.T) follower {
 	p := newPair(t, netlab.PairOptions{})
 	f := follower{t: t, pair: p, from: openEnd(t, p.A, Options{}), to: openEnd(t, p.B, Options{})}
-	require.NoError(t, f.to.Steer(steering))
+	require.NoError(t, steer(f.to, steering))
 	return f
 }
 
@@ -224,7 +224,7 @@ func TestSteeringFollowsHardwareAddress(t *testing.T) {
 	f.within(true, after, "10.9.0.2")
 	require.False(t, f.arrives(before, "10.9.0.2"))
 	require.Equal(t, after, f.to.HardwareAddr())
-	require.NoError(t, f.to.Steer(steering), "the address must survive a new steering")
+	require.NoError(t, steer(f.to, steering), "the address must survive a new steering")
 	require.True(t, f.arrives(after, "10.9.0.2"))
 }
 

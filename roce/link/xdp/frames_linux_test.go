@@ -17,8 +17,8 @@ func TestFramesBothWays(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			p := newPair(t, netlab.PairOptions{})
 			a, b := openEnd(t, p.A, Options{Mode: mode}), openEnd(t, p.B, Options{Mode: mode})
-			require.NoError(t, a.Steer(steering))
-			require.NoError(t, b.Steer(steering))
+			require.NoError(t, steer(a, steering))
+			require.NoError(t, steer(b, steering))
 
 			information := a.Information()
 			require.Len(t, information.NotTaken, 1)
@@ -63,7 +63,7 @@ func TestManyFrames(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	o := Options{ReceiveFrames: 128, TransmitFrames: 256} // two for each frame to send
 	a, b := openEnd(t, p.A, o), openEnd(t, p.B, o)
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	from, to := a.Queues()[0], b.Queues()[0]
 	const batches, size = 200, 100
 	frames := make([]link.Frame, 2*receiveBatch)
@@ -91,7 +91,7 @@ func TestManyFrames(t *testing.T) {
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	a, b := openEnd(t, p.A, Options{}), openEnd(t, p.B, Options{})
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	from, to := a.Queues()[0], b.Queues()[0]
 	frame := frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, 1024, 1)
 	frames := make([]link.Frame, 8)
@@ -114,7 +114,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 func TestReceiveDropsAreCounted(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	a, b := openEnd(t, p.A, Options{}), openEnd(t, p.B, Options{ReceiveFrames: 16})
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	for range 20 {
 		send(t, a.Queues()[0], frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, 64, 1))
 	}
@@ -159,7 +159,7 @@ func TestMultiBuffer(t *testing.T) {
 			o := Options{Mode: mode, MultiBuffer: MultiBufferOn}
 			a, b := openEnd(t, p.A, o), openEnd(t, p.B, o)
 			require.Equal(t, 7680, a.MaximumFrame())
-			require.NoError(t, b.Steer(steering))
+			require.NoError(t, steer(b, steering))
 			// The largest packet of path MTU 4096, and the largest frame.
 			for _, payload := range []int{100, 4096 + 16, a.MaximumFrame() - 14 - 20 - 8 - 12 - 4} {
 				frame := frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, payload, 7)
@@ -179,7 +179,7 @@ func TestOneChunkBoundsTheFrame(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{MTU: 9000})
 	o := Options{MultiBuffer: MultiBufferOff}
 	a, b := openEnd(t, p.A, o), openEnd(t, p.B, o)
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	require.Equal(t, 3840, a.MaximumFrame())
 	information := a.Information()
 	require.False(t, information.MultiBuffer)
@@ -200,7 +200,7 @@ func TestQueues(t *testing.T) {
 	require.Len(t, a.Queues(), 3)
 	b := openEnd(t, p.B, Options{Queues: 2})
 	require.Len(t, b.Queues(), 2)
-	require.NoError(t, b.Steer(steering))
+	require.NoError(t, steer(b, steering))
 	kernel := kernelSocket(t, p.B)
 	for number, q := range a.Queues() {
 		frame := frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, 64, byte(number))
@@ -230,11 +230,11 @@ func TestSteering(t *testing.T) {
 	require.Equal(t, "kernel", arrives(qpn), "before Steer")
 	require.Equal(t, "kernel", arrives(1), "before Steer")
 
-	require.NoError(t, b.Steer(link.Steering{QPNBase: 0x1000, QPNBits: 4, OwnGSI: true}))
+	require.NoError(t, steer(b, link.Steering{QPNBase: 0x1000, QPNBits: 4, OwnGSI: true}))
 	for number, want := range map[uint32]string{0xFFF: "kernel", 0x1000: "queue", 0x100F: "queue", 0x1010: "kernel", 1: "queue"} {
 		require.Equal(t, want, arrives(number), "QPN %#x", number)
 	}
-	require.NoError(t, b.Steer(link.Steering{QPNBase: 0x2000, QPNBits: 0}))
+	require.NoError(t, steer(b, link.Steering{QPNBase: 0x2000, QPNBits: 0}))
 	for number, want := range map[uint32]string{0x1000: "kernel", 0x2000: "queue", 0x2001: "kernel", 1: "kernel"} {
 		require.Equal(t, want, arrives(number), "QPN %#x after the second Steer", number)
 	}
@@ -242,13 +242,13 @@ func TestSteering(t *testing.T) {
 		{QPNBase: 1, QPNBits: 4}, {QPNBase: 0x1000, QPNBits: 25}, {QPNBase: 0x1000, QPNBits: 255},
 		{QPNBase: 0xFFFFFF}, {QPNBase: 0xFFFFF0, QPNBits: 4}, {QPNBase: 0xFFFFFFFF, QPNBits: 24},
 	} {
-		err := b.Steer(wrong)
+		err := steer(b, wrong)
 		require.ErrorIs(t, err, ErrInvalidOptions, fmt.Sprintf("%+v", wrong))
 		require.True(t, IsEnvironment(err))
 	}
-	require.NoError(t, b.Steer(link.Steering{QPNBase: 0xFFFFEF, QPNBits: 4}), "up to 0xFFFFFE")
+	require.NoError(t, steer(b, link.Steering{QPNBase: 0xFFFFEF, QPNBits: 4}), "up to 0xFFFFFE")
 	require.Equal(t, "queue", arrives(0xFFFFFE))
-	require.NoError(t, b.Steer(link.Steering{}))
+	require.NoError(t, steer(b, link.Steering{}))
 	require.Equal(t, "kernel", arrives(0x2000))
 
 	counters, err := b.SteeringCounters()
@@ -256,5 +256,5 @@ func TestSteering(t *testing.T) {
 	require.Equal(t, "redirected", counters[0].Reason.String())
 	require.Equal(t, uint64(5), counters[0].Packets)
 	require.NoError(t, b.Close())
-	require.ErrorIs(t, b.Steer(steering), link.ErrClosed)
+	require.ErrorIs(t, steer(b, steering), link.ErrClosed)
 }

@@ -30,6 +30,12 @@ func TestMain(m *testing.M) {
 // qpn is the queue pair number that the tests steer.
 const qpn = 0x1234
 
+// steer sets the steering of a device, which assigns what it was asked for.
+func steer(d link.Device, s link.Steering) error {
+	_, err := d.Steer(s)
+	return err
+}
+
 var steering = link.Steering{QPNBase: 0x1000, QPNBits: 12}
 
 func newPair(t *testing.T, o netlab.PairOptions) *netlab.Pair {

@@ -92,7 +92,7 @@ func TestEveryMTU(t *testing.T) {
 		for _, mode := range []Mode{ModeAuto, ModeGeneric} {
 			o := Options{Mode: mode, MultiBuffer: MultiBufferOn}
 			a, b := openEnd(t, p.A, o), openEnd(t, p.B, o)
-			require.NoError(t, b.Steer(steering))
+			require.NoError(t, steer(b, steering))
 			longest := min(mtu+14, 7680)
 			require.Equal(t, 7680, a.MaximumFrame())
 			frame := frameTo(a.HardwareAddr(), b.HardwareAddr(), p.A.IPv4(), p.B.IPv4(), qpn, longest-14-20-8-12-4, 1)
@@ -129,7 +129,7 @@ func TestManyNamespacesAtOnce(t *testing.T) {
 			}
 			defer b.Close()
 			neighbour, err := a.Resolve(t.Context(), p.A.IPv4(), p.B.IPv4())
-			if !assertNil(t, err) || !assertNil(t, b.Steer(steering)) {
+			if !assertNil(t, err) || !assertNil(t, steer(b, steering)) {
 				return
 			}
 			from, to := a.Queues()[0], b.Queues()[0]
@@ -245,7 +245,7 @@ func TestReopenManyTimesWithoutLeak(t *testing.T) {
 		d, err := Open("veth0", Options{NetNS: path, Mode: Mode(i % 3)})
 		require.NoError(t, err)
 		require.True(t, attached(t, p.A))
-		require.NoError(t, d.Steer(steering))
+		require.NoError(t, steer(d, steering))
 		require.NoError(t, d.Close())
 		require.NoError(t, d.Close())
 		require.False(t, attached(t, p.A))
@@ -265,7 +265,7 @@ func TestEverythingAfterClose(t *testing.T) {
 	require.ErrorIs(t, err, link.ErrClosed)
 	_, err = d.Resolve(t.Context(), p.A.IPv4(), p.B.IPv4())
 	require.ErrorIs(t, err, link.ErrClosed)
-	require.ErrorIs(t, d.Steer(steering), link.ErrClosed)
+	require.ErrorIs(t, steer(d, steering), link.ErrClosed)
 	_, err = d.SteeringCounters()
 	require.ErrorIs(t, err, link.ErrClosed)
 	q := d.Queues()[0]
@@ -292,7 +292,7 @@ func TestCloseWhileInUse(t *testing.T) {
 			func() { _, _ = d.MTU() },
 			func() { _, _ = d.Addresses() },
 			func() { _, _ = d.Resolve(ctx, p.A.IPv4(), p.B.IPv4()) },
-			func() { _ = d.Steer(steering) },
+			func() { _ = steer(d, steering) },
 			func() { _, _ = d.HardwareAddr(), d.MaximumFrame() },
 			func() { _ = d.Information() },
 			func() { q := d.Queues()[0]; _ = q.Kick(); _ = q.Pending(); _ = q.Counters() },
@@ -323,7 +323,7 @@ func child(role string) {
 		return
 	}
 	if role == "hold" {
-		if err := d.Steer(steering); err != nil {
+		if err := steer(d, steering); err != nil {
 			panic(err)
 		}
 	}

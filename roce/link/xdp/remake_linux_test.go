@@ -25,7 +25,7 @@ func newRemaker(t *testing.T) *remaker {
 	r := &remaker{t: t, pair: p, a: openEnd(t, p.A, Options{}), b: openEnd(t, p.B, Options{})}
 	for i, d := range r.devices() {
 		d.Watch(func(c link.Change) { r.changes[i].Or(uint32(c)) })
-		require.NoError(t, d.Steer(steering))
+		require.NoError(t, steer(d, steering))
 	}
 	return r
 }

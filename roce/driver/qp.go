@@ -182,12 +182,12 @@ func (q *QP) Modify(ctx context.Context, a *transport.Attributes, av *AddressVec
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(q.client.ctx, cancel)()
 	attributes := *a
 	var handle *AddressHandle
 	if mask&transport.MaskAV != 0 {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(q.client.ctx, cancel)()
 		need := roce.MTU(0)
 		if mask&transport.MaskPathMTU != 0 {
 			need = a.PathMTU

@@ -13,6 +13,8 @@
 // and no system call is made under one. The rest in the same notation: Shard.mu, SRQ.take, and a resize holds SRQ.post
 // and SRQ.take; a resize of a CQ holds CQ.consume, CQ.produce; Device.mu, CQ.mu, CQ.consume. Below them all are the lists of
 // events (backlog.mu), of ways in doubt (doubts.mu) and of who sleeps, under which nothing of these is locked.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package driver
 
 import (

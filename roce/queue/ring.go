@@ -11,6 +11,8 @@
 //
 // Layout, native byte order: producer index (uint32) at offset 0, consumer index at 64, arm word at 128, each
 // on a cache line of its own; slots from offset 192. Indices run freely over 2^32 and are masked on use.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package queue
 
 import (

@@ -11,6 +11,8 @@
 // many as its budget, from wherever they were. Engine.Expire fires deadlines; Engine.NextDeadline tells when
 // to call it. No packet is kept for retransmission: work requests and regions are still there, so
 // packets are made again.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package transport
 
 // Time is a reading of a monotonic clock in nanoseconds. Its zero is arbitrary, but 0 is never a reading.

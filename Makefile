@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 100000x
 DURATION ?= 10m
 
-.PHONY: all help build demo test support check-support race lint fuzz generate check-generated cross bench microbench soak interop interop-full clean
+.PHONY: all help build demo test support check-support race lint api fuzz generate check-generated cross bench microbench soak interop interop-full clean
 
 # Builds the command-line tool.
 all: build
@@ -47,12 +47,17 @@ race:
 		-skip 'TestBackgroundStaysAway|TestCrowdedPollers|TestCase_D4|TestBusyQPs|TestManySenders|TestLongRead|TestControlCallsScale'
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 1000
 
-# Runs go mod tidy, gofmt, go vet and staticcheck, and fails if they find anything.
+# Runs go mod tidy, gofmt, go vet and staticcheck, and fails if they find anything, or if the public API is not the one in docs/api.
 lint:
+	$(GO) run ./hack/api -check
 	$(GO) mod tidy -diff
 	test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
+
+# Writes the public API into docs/api: after a change that is meant, with a line in CHANGELOG.md.
+api:
+	$(GO) run ./hack/api
 
 # Runs every fuzz target FUZZTIME times.
 fuzz:
@@ -77,7 +82,7 @@ cross:
 	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
 	for architecture in 386 arm; do GOOS=linux GOARCH=$$architecture $(GO) build ./... || exit 1; done
 	for system in darwin/arm64 windows/amd64; do \
-		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -o /dev/null ./verbs ./xsk ./bpf ./cmd/xroce || exit 1; done
+		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -o /dev/null ./verbs ./verbs/verbstest ./xsk ./bpf ./cmd/xroce || exit 1; done
 
 # Measures RDMA, raw AF_XDP and TCP over veth pairs, as docs/performance.md explains. Needs root; BENCHFLAGS=--quick takes a minute.
 bench:

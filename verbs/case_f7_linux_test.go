@@ -115,11 +115,11 @@ func TestCase_F7_Wireshark(t *testing.T) {
 				ca.wire.oneIn.Store(0)
 				cb.wire.oneIn.Store(0)
 				require.Eventually(t, func() bool { // the last acknowledgements
-					ca, cb := opener.Counters(ca), opener.Counters(cb)
+					ca, cb := opener.Counters(ca.Device), opener.Counters(cb.Device)
 					return ca.Link.Received == cb.Link.Transmitted && cb.Link.Received == ca.Link.Transmitted
 				}, patience, tick)
 				for _, c := range []*captured{ca, cb} {
-					compare(t, stop(c), opener.Counters(c), loss > 0)
+					compare(t, stop(c), opener.Counters(c.Device), loss > 0)
 				}
 			})
 		}

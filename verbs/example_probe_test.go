@@ -7,7 +7,6 @@ import (
 	"net"
 	"time"
 
-	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -20,8 +19,8 @@ func probe(qp *verbs.QP) error {
 // A program that only waits is not told when its peer dies: who sends nothing misses no answer. It sends a WRITE of 0 bytes now and
 // then.
 func Example_probe() {
-	network := mem.NewNetwork(mem.Options{})
-	alice, bob := newParty(network), newParty(network)
+	network := newNetwork()
+	alice, bob := newParty(network.Device("alice")), newParty(network.Device("bob"))
 	defer alice.close()
 	a, b := net.Pipe()
 	connected := make(chan struct{})

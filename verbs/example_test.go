@@ -6,9 +6,6 @@ import (
 	"log"
 	"net"
 
-	"github.com/xroce/xroce/internal/opener"
-	"github.com/xroce/xroce/roce/driver"
-	"github.com/xroce/xroce/roce/link/mem"
 	"github.com/xroce/xroce/verbs"
 )
 
@@ -21,23 +18,19 @@ type party struct {
 	mr     *verbs.MR
 }
 
-func newParty(network *mem.Network) *party {
-	// On a real network this is verbs.OpenDevice(t.Context(), "eth1", verbs.Options{}).
-	link := must(network.NewDevice(mem.DeviceOptions{}))
-	device := must(opener.Open[verbs.Device](link, driver.Options{}))
+func newParty(device *verbs.Device) *party {
 	pd := must(device.AllocPD())
 	p := &party{device: device, pd: pd, cq: must(device.CreateCQ(verbs.CQInitAttr{CQE: 16}))}
-	p.mr = must(pd.RegMR(make([]byte, 4096), verbs.AccessLocalWrite|verbs.AccessRemoteWrite))
+	p.mr = must(pd.RegMR(make([]byte, 4096),
+		verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessRemoteRead|verbs.AccessRemoteAtomic))
 	p.qp = must(pd.CreateQP(verbs.QPInitAttr{SendCQ: p.cq, RecvCQ: p.cq}))
 	return p
 }
 
-// close destroys everything, what depends on something before that.
+// close closes the device, and with it all that belongs to it.
 func (p *party) close() {
-	for _, destroy := range []func() error{p.qp.Destroy, p.cq.Destroy, p.mr.Dereg, p.pd.Dealloc, p.device.Close} {
-		if err := destroy(); err != nil {
-			log.Fatal(err)
-		}
+	if err := p.device.Close(); err != nil {
+		log.Fatal(err)
 	}
 }
 
@@ -52,19 +45,20 @@ func (p *party) connect(channel net.Conn) {
 
 // completion waits for one completion.
 func (p *party) completion() verbs.WC {
-	var wcs [1]verbs.WC
-	for must(p.cq.Poll(wcs[:])) == 0 {
-		if err := p.cq.Wait(context.Background()); err != nil {
+	for wc, err := range p.cq.All(context.Background()) {
+		if err != nil {
 			log.Fatal(err)
 		}
+		return wc
 	}
-	return wcs[0]
+	return verbs.WC{}
 }
 
 // Two programs, here in one process, connect a pair of queue pairs; one writes into the memory of the other.
 func Example() {
-	network := mem.NewNetwork(mem.Options{})
-	alice, bob := newParty(network), newParty(network)
+	// On a real network each opens a network device: verbs.OpenDevice(ctx, "eth1", verbs.Options{}).
+	network := newNetwork()
+	alice, bob := newParty(network.Device("alice")), newParty(network.Device("bob"))
 	defer alice.close()
 	defer bob.close()
 	a, b := net.Pipe()

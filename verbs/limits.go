@@ -6,23 +6,21 @@ import (
 
 	"github.com/xroce/xroce/internal/enum"
 	"github.com/xroce/xroce/roce"
-	"github.com/xroce/xroce/roce/driver"
-	"github.com/xroce/xroce/roce/queue"
 )
 
 // Limits of every device, beside those of package verbs that bound one object. They are numbers of objects that exist at
 // once, but for MaxMRSize.
 const (
-	MaxQP  = driver.MaxQP
-	MaxCQ  = driver.MaxCQ
-	MaxSRQ = driver.MaxSRQ
+	MaxQP  = 1 << 14
+	MaxCQ  = 1 << 16
+	MaxSRQ = 1 << 14
 	MaxPD  = 1 << 16
 	MaxMR  = 1 << 19 // regions for fast registration included
 	MaxMW  = 1 << 19
 	// MaxMRSize is the largest region in bytes: half of what a process can map on any 64-bit system.
 	MaxMRSize uint64 = 1 << 46
 	// MaxInlineData is the most bytes that a SendWR can carry itself.
-	MaxInlineData = queue.MaxInline
+	MaxInlineData = 1024
 )
 
 // AtomicCap says towards whom remote atomics are atomic; the values are those of enum ibv_atomic_cap.

@@ -15,6 +15,7 @@ import (
 // MR is a registered memory region. All methods may be called concurrently.
 type MR struct {
 	*registration
+	warning runtime.Cleanup // of dropped
 }
 
 // registration is an MR as its device knows it: an MR that a program drops without Dereg is noticed, since nothing leads to it.
@@ -93,8 +94,8 @@ func newDropped(device *Device, key uint32, bytes uint64) *dropped {
 
 // newMR makes the program's end of a registration.
 func newMR(r *registration) *MR {
-	m := &MR{r}
-	runtime.AddCleanup(m, (*dropped).warn, r.dropped)
+	m := &MR{registration: r}
+	m.warning = runtime.AddCleanup(m, (*dropped).warn, r.dropped)
 	return m
 }
 
@@ -186,7 +187,11 @@ func (m *MR) Dereg() error {
 	if err := m.check(); err != nil {
 		return err
 	}
-	return m.destroy()
+	err := m.destroy()
+	if err == nil {
+		m.warning.Stop()
+	}
+	return err
 }
 
 func (r *registration) destroy() error {

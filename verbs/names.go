@@ -33,13 +33,13 @@ const (
 	MTU4096 = roce.MTU4096
 )
 
-// Limits of every device.
+// Limits of every device that bound one object.
 const (
-	MaxSGE      = queue.MaxSGE
-	MaxQPWR     = driver.MaxWR
-	MaxCQE      = driver.MaxCQE
-	MaxMsgSize  = queue.MaxMessage
-	MaxRDAtomic = transport.MaxRDAtomic
+	MaxSGE      = 32      // scatter/gather elements of a work request
+	MaxQPWR     = 1 << 16 // requests of a send or receive queue
+	MaxCQE      = 1 << 20 // completions of a CQ
+	MaxMsgSize  = 1 << 31 // bytes of a message (IBTA)
+	MaxRDAtomic = 128     // READs and atomics in flight
 )
 
 // Errors. They come wrapped, with the values that clash; test with errors.Is.

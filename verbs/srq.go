@@ -47,7 +47,7 @@ func (m SRQAttrMask) MarshalText() ([]byte, error) { return []byte(m.String()), 
 func (m *SRQAttrMask) UnmarshalText(text []byte) error { return enum.ParseFlags(m, text) }
 
 // MaxSRQWR is the largest MaxWR of a shared receive queue.
-const MaxSRQWR = driver.MaxWR
+const MaxSRQWR = 1 << 16
 
 // SRQ is a shared receive queue: queue pairs that are made with it (QPInitAttr.SRQ) take their receives from it. All methods
 // may be called concurrently.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
@@ -108,6 +109,17 @@ func TestWordsOfTheEngine(t *testing.T) {
 		EventQPLastWQEReached: transport.EventQPLastWQEReached, EventGIDChange: transport.EventGIDChange,
 	}, same[EventType, transport.EventType](EventCQErr, EventQPFatal, EventQPReqErr, EventQPAccessErr, EventCommEst, EventSQDrained,
 		EventDeviceFatal, EventPortActive, EventPortErr, EventSRQErr, EventSRQLimitReached, EventQPLastWQEReached, EventGIDChange))
+}
+
+// TestLimitsOfTheEngine: the limits that are told are those of the engine.
+func TestLimitsOfTheEngine(t *testing.T) {
+	for _, pair := range [][2]uint64{
+		{MaxSGE, queue.MaxSGE}, {MaxQPWR, driver.MaxWR}, {MaxCQE, driver.MaxCQE}, {MaxMsgSize, queue.MaxMessage},
+		{MaxRDAtomic, transport.MaxRDAtomic}, {MaxQP, driver.MaxQP}, {MaxCQ, driver.MaxCQ}, {MaxSRQ, driver.MaxSRQ},
+		{MaxInlineData, queue.MaxInline}, {MaxSRQWR, driver.MaxWR},
+	} {
+		require.Equal(t, pair[0], pair[1])
+	}
 }
 
 // same is the engine's word for each of the values.

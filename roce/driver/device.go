@@ -17,6 +17,8 @@
 // Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes
 // (routes.mu) and of who sleeps, under which nothing of these is locked. The locks of a client's own ends lie above all
 // of them.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package driver
 
 import (

@@ -11,6 +11,8 @@
 // into it and Commits its length; Publish makes all committed frames visible to the carrier; Kick, which is
 // the only call that may enter the kernel, makes the carrier look. The buffer comes back by itself once the
 // frame is on its way. The carrier promises nothing: frames may be lost, duplicated and reordered.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package link
 
 import (

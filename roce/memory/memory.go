@@ -10,6 +10,8 @@
 //
 // A window and a fast registration are regions like any other while they are valid: a window's buffer is a part of
 // the one of the region that it is bound to, which cannot go away before.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package memory
 
 import (

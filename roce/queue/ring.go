@@ -12,6 +12,8 @@
 //
 // The layout is in hack/ringgen/table.go, which the constants and accessors here and the C header xroce_ring.h are made
 // from. Indices run freely over 2^32 and are masked on use.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package queue
 
 //go:generate go run ../../hack/ringgen

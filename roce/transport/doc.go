@@ -12,6 +12,8 @@
 // whether a request may leave now, which asks the flight (flight.go) that all QPs with one peer share. Engine.Expire
 // fires deadlines; Engine.NextDeadline tells when to call it. No packet is kept for retransmission: work requests
 // (sendqueue.go) and regions are still there, so packets are made again.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package transport
 
 // Time is a reading of a monotonic clock in nanoseconds. Its zero is arbitrary, but 0 is never a reading.

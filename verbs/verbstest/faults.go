@@ -1,6 +1,7 @@
 package verbstest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -97,8 +98,8 @@ func (r *rule) meets(p *roce.Packet, random *rand.Rand) bool {
 	return random.Float64() < r.odds
 }
 
-// captureLimit bounds the file, so that a test that moves much does not fill the disk.
-const captureLimit = 256 << 20
+// captureLimit bounds the packets that are kept, in bytes, so that a test that moves much does not fill the memory.
+const captureLimit = 64 << 20
 
 // wire is what happens to packets, and the file of them. It knows nothing of the network, under whose lock intercept runs.
 type wire struct {
@@ -107,13 +108,15 @@ type wire struct {
 	rules  []rule
 	silent []roce.MAC // of devices that were killed
 
-	file   *os.File
-	out    *pcapng.Writer
-	bytes  int
-	failed error
+	packets bytes.Buffer // in the format of the file
+	out     *pcapng.Writer
+	path    string // of the file, if somebody wanted it
 }
 
-func (w *wire) init(seed uint64) { w.random = rand.New(rand.NewPCG(seed, 0x66617573)) }
+func (w *wire) init(seed uint64) {
+	w.random = rand.New(rand.NewPCG(seed, 0x66617573))
+	w.out, _ = pcapng.NewWriter(&w.packets, pcapng.Interface{Name: "verbstest"}) // memory takes everything
+}
 
 func (w *wire) silence(mac roce.MAC) {
 	w.mu.Lock()
@@ -141,54 +144,36 @@ func (w *wire) intercept(frame []byte, p *roce.Packet) (v mem.Verdict) {
 	return v
 }
 
-// write adds a frame to the file.
+// write keeps a frame for the file.
 func (w *wire) write(frame []byte, comment string) {
-	if w.bytes += len(frame); w.failed != nil || w.bytes > captureLimit {
-		return
-	}
-	if w.failed = w.open(); w.failed == nil {
-		w.failed = w.out.WritePacket(&pcapng.Packet{
-			At: now(), Direction: pcapng.Outbound, Data: [2][]byte{frame}, Comment: comment,
-		})
+	if w.packets.Len() < captureLimit {
+		_ = w.out.WritePacket(&pcapng.Packet{At: now(), Direction: pcapng.Outbound, Data: [2][]byte{frame}, Comment: comment})
 	}
 }
 
-func (w *wire) open() (err error) {
-	if w.file != nil {
+// save writes the file.
+func (w *wire) save() (path string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.path == "" {
+		file, err := os.CreateTemp("", "verbstest-*.pcapng")
+		if err != nil {
+			return "", err
+		}
+		w.path = file.Name()
+		if err := file.Close(); err != nil {
+			return "", err
+		}
+	}
+	return w.path, errors.Join(w.out.Flush(), os.WriteFile(w.path, w.packets.Bytes(), 0o600))
+}
+
+// discard removes the file, if there is one.
+func (w *wire) discard() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.path == "" {
 		return nil
 	}
-	if w.file, err = os.CreateTemp("", "verbstest-*.pcapng"); err == nil {
-		w.out, err = pcapng.NewWriter(w.file, pcapng.Interface{Name: "verbstest"})
-	}
-	return err
-}
-
-func (w *wire) flush() (path string, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.failed == nil {
-		w.failed = w.open()
-	}
-	if w.failed == nil {
-		w.failed = w.out.Flush()
-	}
-	if w.failed != nil {
-		return "", w.failed
-	}
-	return w.file.Name(), nil
-}
-
-// end closes the file, and removes it unless it is to be kept.
-func (w *wire) end(keep bool) (path string, err error) {
-	path, err = w.flush()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.file == nil {
-		return path, err
-	}
-	err = errors.Join(err, w.file.Close())
-	if !keep {
-		err = errors.Join(err, os.Remove(w.file.Name()))
-	}
-	return path, err
+	return os.Remove(w.path)
 }

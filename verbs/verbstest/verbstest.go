@@ -11,12 +11,13 @@
 //		})
 //	}
 //
-// It works inside testing/synctest: time is virtual there, so that timeouts cost none, and it works without. The packets of a test are
-// written to a file for Wireshark, which is kept if the test fails. When the test ends, what it has not destroyed on a device fails it.
+// It works inside testing/synctest: time is virtual there, so that timeouts cost none, and it works without. The packets of a test that
+// fails are written to a file for Wireshark. When the test ends, what it has not destroyed on a device fails it.
 package verbstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -117,7 +118,7 @@ func (n *Network) Connect(a, b *verbs.QP, o verbs.ConnectOptions) {
 }
 
 // Kill ends a device as kill -9 ends its process: nothing comes from it any more, not even an answer, and the calls on it and on what
-// belongs to it return verbs.ErrClosed. What was left on it is no leak.
+// belongs to it return [verbs.ErrClosed]. What was left on it is no leak.
 func (n *Network) Kill(d *verbs.Device) {
 	n.t.Helper()
 	e := n.end(d)
@@ -136,11 +137,12 @@ func (n *Network) SetDown(d *verbs.Device, down bool) {
 	n.end(d).link.SetDown(down)
 }
 
-// Capture returns the path of the file with the packets so far, for Wireshark. It is removed at the end of the test unless that failed.
-// Comments say what a fault has done to a packet.
+// Capture returns the path of the file with the packets so far, for Wireshark. It is removed at the end of the test unless that failed; a
+// test that fails writes one in any case. Comments say what a fault has done to a packet. Of a test that moves much only the first 64 MiB
+// are kept.
 func (n *Network) Capture() string {
 	n.t.Helper()
-	path, err := n.wire.flush()
+	path, err := n.wire.save()
 	if err != nil {
 		n.t.Fatalf("verbstest: capture: %v", err)
 	}
@@ -157,17 +159,21 @@ func (n *Network) close() {
 		if err := opener.InUse(e.device); err != nil && !n.t.Failed() {
 			n.t.Errorf("verbstest: device %s: %v", e.name, err)
 		}
-		if err := e.device.Close(); err != nil {
+		if err := e.device.Close(); err != nil && !errors.Is(err, verbs.ErrClosed) { // or the test has closed it
 			n.t.Errorf("verbstest: close %s: %v", e.name, err)
 		}
 	}
-	path, err := n.wire.end(n.t.Failed())
-	switch {
-	case err != nil:
-		n.t.Errorf("verbstest: capture: %v", err)
-	case n.t.Failed():
-		n.t.Logf("verbstest: seed %d, packets: %s", n.seed, path)
+	if !n.t.Failed() {
+		if err := n.wire.discard(); err != nil {
+			n.t.Errorf("verbstest: capture: %v", err)
+		}
+		return
 	}
+	path, err := n.wire.save()
+	if err != nil {
+		n.t.Errorf("verbstest: capture: %v", err)
+	}
+	n.t.Logf("verbstest: seed %d, packets: %s", n.seed, path)
 }
 
 // String describes the network.

@@ -3,6 +3,8 @@
 // Life of a captured frame: the shard asks the Filter and Adds the frame to its Buffer, which copies it; the reader, in a
 // goroutine of its own, looks at the oldest one with Front and gives its room back with Release. Neither ever waits for the
 // other: a frame that finds no room is left out and counted, and the next one tells how many were.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package capture
 
 import (

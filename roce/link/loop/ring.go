@@ -4,6 +4,8 @@
 // Put copies a frame that lies elsewhere; Waiting says how many frames there are, Front lends the oldest one to the consumer,
 // and Release gives its slot back. The ring never waits, never loses what it has taken and keeps its order. What does not
 // fit is the producer's to keep or to drop: one that keeps it is told by Starved, through the consumer, when to go on.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package loop
 
 import "sync/atomic"

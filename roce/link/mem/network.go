@@ -7,6 +7,8 @@
 // Way of a frame: Publish hands it to the network; Kick decides its fate (the intercept function first, then the
 // seeded faults) and puts it into the queue of the device whose address it carries, now or when the clock
 // reaches its time of arrival; Receive lends it to the reader, Release returns its buffer to the pool.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package mem
 
 import (

@@ -4,6 +4,8 @@
 //
 // A Device owns all it has made and leaves nothing behind, however the process ends: the program is attached
 // by bpf_link, which goes with its last descriptor, and so do the sockets.
+//
+// It is the engine's own and changes as that needs; programs use package verbs.
 package xdp
 
 import (

@@ -65,8 +65,12 @@ type SRQ struct {
 // CreateSRQ makes a shared receive queue for queue pairs of this protection domain.
 func (p *PD) CreateSRQ(a SRQInitAttr) (*SRQ, error) {
 	s := &SRQ{pd: p, maxSGE: cmp.Or(a.MaxSGE, 1)}
-	config := driver.SRQConfig{Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: s.maxSGE, Limit: a.SRQLimit}
-	if err := p.make(kindSRQ, s, func() error { return s.create(config) }); err != nil {
+	err := p.make(kindSRQ, s, func() error {
+		return s.create(driver.SRQConfig{
+			Domain: &p.domain, MaxWR: cmp.Or(a.MaxWR, 128), MaxSGE: s.maxSGE, Limit: a.SRQLimit,
+		})
+	})
+	if err != nil {
 		return nil, err
 	}
 	return s, nil

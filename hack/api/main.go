@@ -97,6 +97,9 @@ func exported(folder string) (lines []string, err error) {
 			switch d := declaration.(type) {
 			case *ast.FuncDecl:
 				if d.Body = nil; ofExported(d) {
+					if d.Recv != nil {
+						d.Recv.List[0].Names = nil // callers do not see the name
+					}
 					lines = append(lines, text(set, d))
 				}
 			case *ast.GenDecl:

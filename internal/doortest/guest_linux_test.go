@@ -316,6 +316,3 @@ func (c *client) wait() (queue.WC, error) {
 }
 
 // state is the state of the QP as the guest sees it.
-func (g *guest) state() transport.State {
-	return transport.State(binary.NativeEndian.Uint32(g.area[sendAt+204:]))
-}

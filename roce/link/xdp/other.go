@@ -46,18 +46,18 @@ func CheckFeatures([]Feature) error { return notSupported() }
 // KernelRelease is the name of the operating system.
 func KernelRelease() string { return runtime.GOOS }
 
-func (*Device) Information() link.Information     { return link.Information{} }
-func (*Device) HardwareAddr() roce.MAC            { return roce.MAC{} }
-func (*Device) MTU() (int, error)                 { return 0, notSupported() }
-func (*Device) MaximumFrame() int                 { return 0 }
-func (*Device) ReceiveBuffers() (count, size int) { return 0, 0 }
-func (*Device) Addresses() ([]netip.Addr, error)  { return nil, notSupported() }
-func (*Device) Speed() int                        { return 0 }
-func (*Device) Network() string                   { return "" }
-func (*Device) Steer(link.Steering) error         { return notSupported() }
-func (*Device) Queues() []link.Queue              { return nil }
-func (*Device) Watch(func(link.Change))           {}
-func (*Device) Close() error                      { return nil }
+func (*Device) Information() link.Information                { return link.Information{} }
+func (*Device) HardwareAddr() roce.MAC                       { return roce.MAC{} }
+func (*Device) MTU() (int, error)                            { return 0, notSupported() }
+func (*Device) MaximumFrame() int                            { return 0 }
+func (*Device) ReceiveBuffers() (count, size int)            { return 0, 0 }
+func (*Device) Addresses() ([]netip.Addr, error)             { return nil, notSupported() }
+func (*Device) Speed() int                                   { return 0 }
+func (*Device) Network() string                              { return "" }
+func (*Device) Steer(s link.Steering) (link.Steering, error) { return s, notSupported() }
+func (*Device) Queues() []link.Queue                         { return nil }
+func (*Device) Watch(func(link.Change))                      {}
+func (*Device) Close() error                                 { return nil }
 
 // SteeringCounters returns ErrNotSupported.
 func (*Device) SteeringCounters() ([]SteeringCounter, error) { return nil, notSupported() }

@@ -100,6 +100,11 @@ func TestKilledClient(t *testing.T) {
 
 // TestRingClients: four clients with rings of their own work at the same time; each gets its bytes.
 func TestRingClients(t *testing.T) {
+	t.Run("asleep", func(t *testing.T) { ringClients(t, 0) })
+	t.Run("spinning", func(t *testing.T) { ringClients(t, 20*time.Microsecond) })
+}
+
+func ringClients(t *testing.T, spin time.Duration) {
 	rounds := uint64(200)
 	if testing.Short() {
 		rounds = 30
@@ -108,7 +113,7 @@ func TestRingClients(t *testing.T) {
 	var group sync.WaitGroup
 	failures := make(chan error, 4)
 	for i := range uint64(4) {
-		c := newGuest(t, a, newTarget(t, b)).client(t)
+		c := newGuestOf(t, a, newTarget(t, b), driver.ForeignConfig{Doorbells: bellsAt, Spin: spin}).client(t)
 		group.Go(func() {
 			random := rand.New(rand.NewPCG(i, 1))
 			for round := range rounds {
@@ -230,6 +235,41 @@ func TestEventfdOfHostile(t *testing.T) {
 	require.Less(t, time.Since(start), 900*time.Millisecond, "the courier was freed")
 	require.NoError(t, honest.roundTrip(random, 99))
 	require.ErrorIs(t, hostile.foreign.Close(), driver.ErrClosed)
+}
+
+// TestCloseBesideHostile: a client that is alive and fills its eventfd again and again cannot hold up its end for long.
+func TestCloseBesideHostile(t *testing.T) {
+	a, b := devices(t, 1)
+	g := newGuest(t, a, newTarget(t, b))
+	c := g.client(t)
+	require.NoError(t, c.roundTrip(rand.New(rand.NewPCG(1, 3)), 0))
+	stop := make(chan struct{})
+	var filler sync.WaitGroup
+	fd := int(g.told.Fd())
+	filler.Go(func() {
+		full := []byte{0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF}
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK)
+			_, _ = unix.Write(fd, full)
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
+		}
+	})
+	for range 50 {
+		c.done.Arm(false)
+		wr := queue.SendWR{Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RKey: g.peer.region.Key()}
+		_ = c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil)
+		c.ring()
+	}
+	start := time.Now()
+	require.NoError(t, g.foreign.Close())
+	require.Less(t, time.Since(start), 5*time.Second)
+	close(stop)
+	filler.Wait()
 }
 
 // scribbler writes nonsense into the memory of a guest, and does to its descriptors what can be done.

@@ -196,6 +196,45 @@ func TestAttachRefused(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
+// TestReplaceForeign: a client in shared memory gets a larger CQ, with what is inside and its request for a
+// notification.
+func TestReplaceForeign(t *testing.T) {
+	a, b := devices(t, 1)
+	g := newGuest(t, a, newTarget(t, b))
+	c := g.client(t)
+	random := rand.New(rand.NewPCG(1, 4))
+	require.NoError(t, c.roundTrip(random, 0))
+	wr := queue.SendWR{WRID: 50, Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RKey: g.peer.region.Key()}
+	require.NoError(t, c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil))
+	c.ring()
+	require.Eventually(t, func() bool { return c.done.Available(0) == 1 }, 10*time.Second, time.Millisecond)
+	c.done.Arm(false)
+
+	const at = cqAt + 16384
+	layout := queue.CompletionLayout(2 * cqe)
+	require.NoError(t, queue.Create(g.area[at:], layout))
+	ring, err := g.foreign.Ring(at, layout)
+	require.NoError(t, err)
+	released := 0
+	ring.Release = func() { released++ }
+	require.NoError(t, g.cq.Replace(ring, 2*cqe))
+	c.done, err = queue.NewConsumer(g.area[at:], layout)
+	require.NoError(t, err)
+	require.NoError(t, c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil))
+	c.ring()
+	_ = c.told.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_, err = c.told.Read(make([]byte, 8))
+	require.NoError(t, err, "the request went over")
+	var wcs [2]queue.WC
+	require.Equal(t, 2, c.done.ReadCompletions(wcs[:]))
+	for i := range uint64(20) {
+		require.NoError(t, c.roundTrip(random, i))
+	}
+	require.Zero(t, released)
+	require.NoError(t, g.foreign.Close())
+	require.Equal(t, 1, released)
+}
+
 // TestEventfdOfHostile: the client shares the flags of its eventfds with the engine. It makes a notification block, and
 // rings without end; others are not held up, and its end comes all the same.
 func TestEventfdOfHostile(t *testing.T) {

@@ -421,3 +421,27 @@ func TestHostileRings(t *testing.T) {
 	require.Greater(t, lives, 10)
 	require.Len(t, a.Snapshot().QPs, 1)
 }
+
+// FuzzHostileRings is TestHostileRings with a life for each input: first the bytes are written, each word of 6 of them at the place in the
+// rings that it names itself, then so many steps are made.
+func FuzzHostileRings(f *testing.F) {
+	f.Add([]byte("\x00\x10\xFF\xFF\xFF\xFF\x40\x10\x00\x00\x00\x80"), uint64(1), uint8(10))
+	f.Add([]byte("\x08\x11\x04\x02\x02\x00"), uint64(2), uint8(200))
+	f.Fuzz(func(t *testing.T, writes []byte, seed uint64, steps uint8) {
+		a, b := devices(t, 1)
+		honest := newGuest(t, a, newTarget(t, b)).client(t)
+		s := &scribbler{guest: newGuest(t, a, newTarget(t, b)), random: rand.New(rand.NewPCG(seed, 9))}
+		own := s.client(t)
+		for ; len(writes) >= 6; writes = writes[6:] {
+			at := (int(writes[0]) | int(writes[1])<<8) % (dataAt - 4)
+			copy(s.area[at:], writes[2:6])
+			own.ring()
+		}
+		for range steps {
+			s.step()
+		}
+		require.NoError(t, honest.roundTrip(s.random, 1))
+		require.NoError(t, s.foreign.Close())
+		require.NoError(t, honest.roundTrip(s.random, 2))
+	})
+}

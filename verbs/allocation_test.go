@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"testing"
 
@@ -161,12 +162,17 @@ func TestNoAllocation(t *testing.T) {
 					s := newStream(t, operation, size, way == "loopback", way == "events")
 					s.run(500)
 					const count = 1000
-					var before, after runtime.MemStats
-					runtime.ReadMemStats(&before)
-					s.run(count)
-					runtime.ReadMemStats(&after)
-					// The runtime itself allocates a few times in a while.
-					require.Less(t, after.Mallocs-before.Mallocs, uint64(count/50), "allocations for %d messages", count)
+					least := uint64(math.MaxUint64)
+					// The runtime itself allocates a few times in a while, a new thread for one. What the messages allocate is
+					// there each time.
+					for try := 0; try < 3 && least >= count/50; try++ {
+						var before, after runtime.MemStats
+						runtime.ReadMemStats(&before)
+						s.run(count)
+						runtime.ReadMemStats(&after)
+						least = min(least, after.Mallocs-before.Mallocs)
+					}
+					require.Less(t, least, uint64(count/50), "allocations for %d messages", count)
 				})
 			}
 		}

@@ -100,6 +100,11 @@ func TestKilledClient(t *testing.T) {
 
 // TestRingClients: four clients with rings of their own work at the same time; each gets its bytes.
 func TestRingClients(t *testing.T) {
+	t.Run("asleep", func(t *testing.T) { ringClients(t, 0) })
+	t.Run("spinning", func(t *testing.T) { ringClients(t, 20*time.Microsecond) })
+}
+
+func ringClients(t *testing.T, spin time.Duration) {
 	rounds := uint64(200)
 	if testing.Short() {
 		rounds = 30
@@ -108,7 +113,7 @@ func TestRingClients(t *testing.T) {
 	var group sync.WaitGroup
 	failures := make(chan error, 4)
 	for i := range uint64(4) {
-		c := newGuest(t, a, newTarget(t, b)).client(t)
+		c := newGuestOf(t, a, newTarget(t, b), driver.ForeignConfig{Doorbells: bellsAt, Spin: spin}).client(t)
 		group.Go(func() {
 			random := rand.New(rand.NewPCG(i, 1))
 			for round := range rounds {
@@ -191,6 +196,45 @@ func TestAttachRefused(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
+// TestReplaceForeign: a client in shared memory gets a larger CQ, with what is inside and its request for a
+// notification.
+func TestReplaceForeign(t *testing.T) {
+	a, b := devices(t, 1)
+	g := newGuest(t, a, newTarget(t, b))
+	c := g.client(t)
+	random := rand.New(rand.NewPCG(1, 4))
+	require.NoError(t, c.roundTrip(random, 0))
+	wr := queue.SendWR{WRID: 50, Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RKey: g.peer.region.Key()}
+	require.NoError(t, c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil))
+	c.ring()
+	require.Eventually(t, func() bool { return c.done.Available(0) == 1 }, 10*time.Second, time.Millisecond)
+	c.done.Arm(false)
+
+	const at = cqAt + 16384
+	layout := queue.CompletionLayout(2 * cqe)
+	require.NoError(t, queue.Create(g.area[at:], layout))
+	ring, err := g.foreign.Ring(at, layout)
+	require.NoError(t, err)
+	released := 0
+	ring.Release = func() { released++ }
+	require.NoError(t, g.cq.Replace(ring, 2*cqe))
+	c.done, err = queue.NewConsumer(g.area[at:], layout)
+	require.NoError(t, err)
+	require.NoError(t, c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil))
+	c.ring()
+	_ = c.told.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_, err = c.told.Read(make([]byte, 8))
+	require.NoError(t, err, "the request went over")
+	var wcs [2]queue.WC
+	require.Equal(t, 2, c.done.ReadCompletions(wcs[:]))
+	for i := range uint64(20) {
+		require.NoError(t, c.roundTrip(random, i))
+	}
+	require.Zero(t, released)
+	require.NoError(t, g.foreign.Close())
+	require.Equal(t, 1, released)
+}
+
 // TestEventfdOfHostile: the client shares the flags of its eventfds with the engine. It makes a notification block, and
 // rings without end; others are not held up, and its end comes all the same.
 func TestEventfdOfHostile(t *testing.T) {
@@ -230,6 +274,41 @@ func TestEventfdOfHostile(t *testing.T) {
 	require.Less(t, time.Since(start), 900*time.Millisecond, "the courier was freed")
 	require.NoError(t, honest.roundTrip(random, 99))
 	require.ErrorIs(t, hostile.foreign.Close(), driver.ErrClosed)
+}
+
+// TestCloseBesideHostile: a client that is alive and fills its eventfd again and again cannot hold up its end for long.
+func TestCloseBesideHostile(t *testing.T) {
+	a, b := devices(t, 1)
+	g := newGuest(t, a, newTarget(t, b))
+	c := g.client(t)
+	require.NoError(t, c.roundTrip(rand.New(rand.NewPCG(1, 3)), 0))
+	stop := make(chan struct{})
+	var filler sync.WaitGroup
+	fd := int(g.told.Fd())
+	filler.Go(func() {
+		full := []byte{0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF}
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK)
+			_, _ = unix.Write(fd, full)
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
+		}
+	})
+	for range 50 {
+		c.done.Arm(false)
+		wr := queue.SendWR{Opcode: queue.RDMAWrite, Flags: queue.SendSignaled, RKey: g.peer.region.Key()}
+		_ = c.send.PostSend(&wr, queue.SendLimits{MaxSGE: maxSGE}, nil)
+		c.ring()
+	}
+	start := time.Now()
+	require.NoError(t, g.foreign.Close())
+	require.Less(t, time.Since(start), 5*time.Second)
+	close(stop)
+	filler.Wait()
 }
 
 // scribbler writes nonsense into the memory of a guest, and does to its descriptors what can be done.
@@ -341,4 +420,28 @@ func TestHostileRings(t *testing.T) {
 	require.Greater(t, rounds, uint64(10))
 	require.Greater(t, lives, 10)
 	require.Len(t, a.QPs(), 1)
+}
+
+// FuzzHostileRings is TestHostileRings with a life for each input: first the bytes are written, each word of 6 of them at the place in the
+// rings that it names itself, then so many steps are made.
+func FuzzHostileRings(f *testing.F) {
+	f.Add([]byte("\x00\x10\xFF\xFF\xFF\xFF\x40\x10\x00\x00\x00\x80"), uint64(1), uint8(10))
+	f.Add([]byte("\x08\x11\x04\x02\x02\x00"), uint64(2), uint8(200))
+	f.Fuzz(func(t *testing.T, writes []byte, seed uint64, steps uint8) {
+		a, b := devices(t, 1)
+		honest := newGuest(t, a, newTarget(t, b)).client(t)
+		s := &scribbler{guest: newGuest(t, a, newTarget(t, b)), random: rand.New(rand.NewPCG(seed, 9))}
+		own := s.client(t)
+		for ; len(writes) >= 6; writes = writes[6:] {
+			at := (int(writes[0]) | int(writes[1])<<8) % (dataAt - 4)
+			copy(s.area[at:], writes[2:6])
+			own.ring()
+		}
+		for range steps {
+			s.step()
+		}
+		require.NoError(t, honest.roundTrip(s.random, 1))
+		require.NoError(t, s.foreign.Close())
+		require.NoError(t, honest.roundTrip(s.random, 2))
+	})
 }

@@ -3,7 +3,6 @@ package doortest
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -167,6 +166,11 @@ type guest struct {
 // newGuest makes a client with a connected queue pair.
 func newGuest(t testing.TB, d *driver.Device, peer *target) *guest {
 	t.Helper()
+	return newGuestOf(t, d, peer, driver.ForeignConfig{Doorbells: bellsAt})
+}
+
+func newGuestOf(t testing.TB, d *driver.Device, peer *target, config driver.ForeignConfig) *guest {
+	t.Helper()
 	g := &guest{peer: peer, gid: gidIndex(t, d), slot: 777}
 	g.file, g.area = newArea(t, areaSize, unix.F_SEAL_SHRINK)
 	require.NoError(t, queue.CreateDoorbells(g.area[bellsAt:]))
@@ -174,7 +178,7 @@ func newGuest(t testing.TB, d *driver.Device, peer *target) *guest {
 		require.NoError(t, queue.Create(g.area[at:], l))
 	}
 	var err error
-	g.foreign, err = d.AttachForeign(g.file, driver.ForeignConfig{Doorbells: bellsAt})
+	g.foreign, err = d.AttachForeign(g.file, config)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := g.foreign.Close(); err != nil {
@@ -314,5 +318,3 @@ func (c *client) wait() (queue.WC, error) {
 	}
 	return wcs[0], nil
 }
-
-// state is the state of the QP as the guest sees it.

@@ -49,6 +49,8 @@ type CQ struct {
 	produce  sync.Mutex // held by the shard that adds a completion
 	producer *queue.Producer
 	ring     Ring // that the producer is in
+
+	whenClosed func() // or nil
 }
 
 // What is due after a completion, once the shard's lock is released.
@@ -65,7 +67,8 @@ func (client *Client) CreateCQ(config CQConfig) (*CQ, error) {
 	if config.Group != nil && config.Group.device != d {
 		return nil, fmt.Errorf("CQ: %w: the group belongs to another device", ErrInvalid)
 	}
-	c := &CQ{Group: Group{device: d}, client: client, notifier: config.Notifier, with: config.Group, ring: config.Ring}
+	c := &CQ{Group: Group{device: d}, client: client, notifier: config.Notifier, with: config.Group}
+	c.ring, c.whenClosed = config.Ring, config.closed
 	var err error
 	if c.producer, err = queue.NewProducer(config.Ring.Memory, queue.CompletionLayout(config.Capacity)); err != nil {
 		return nil, err
@@ -231,6 +234,9 @@ func (c *CQ) Close() error {
 	}
 	c.sleepers.wake()
 	c.ring.release()
+	if c.whenClosed != nil {
+		c.whenClosed()
+	}
 	return nil
 }
 

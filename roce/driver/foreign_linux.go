@@ -173,13 +173,13 @@ func (f *Foreign) CreateQP(c QPConfig, slot uint32) (*QP, error) {
 	if slot >= queue.DoorbellSlots {
 		return nil, fmt.Errorf("%w: doorbell %d, there are %d", ErrInvalid, slot, queue.DoorbellSlots)
 	}
-	c.Send.Release = func() { f.slots[slot].Store(nil) }
+	c.closed = func() { f.slots[slot].Store(nil) }
 	q, err := f.Client.CreateQP(c)
 	if err != nil {
 		return nil, err
 	}
 	if !f.slots[slot].CompareAndSwap(nil, q) {
-		q.config.Send.Release = nil
+		q.config.closed = nil
 		return nil, errors.Join(fmt.Errorf("%w: doorbell %d of the client", ErrInUse, slot), q.Close())
 	}
 	return q, nil
@@ -199,7 +199,7 @@ func (f *Foreign) CreateCQ(c CQConfig) (*CQ, *os.File, error) {
 		return nil, nil, err
 	}
 	c.Notifier = letter
-	c.Ring.Release = letter.retire
+	c.closed = letter.retire
 	f.courier.add(letter)
 	q, err := f.Client.CreateCQ(c)
 	if err != nil {

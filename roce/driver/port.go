@@ -62,6 +62,8 @@ type QPConfig struct {
 	// Send has the layout queue.SendLayout(MaxSendWR, MaxSendSGE, MaxInline), Receive queue.RecvLayout(MaxRecvWR,
 	// MaxRecvSGE); with an SRQ there is no Receive.
 	Send, Receive Ring
+
+	closed func() // called last, by Close; may be nil
 }
 
 func (c *QPConfig) sendLayout() queue.Layout {
@@ -101,6 +103,8 @@ type CQConfig struct {
 	Ring     Ring     // of the layout queue.CompletionLayout(Capacity)
 	Notifier Notifier // is told of completions that the ring's arm word asks for; may be nil
 	Group    *Group   // that waits for the CQ beside others; may be nil
+
+	closed func() // called last, by Close; may be nil
 }
 
 // Notifier takes notifications of a CQ.

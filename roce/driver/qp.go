@@ -335,5 +335,8 @@ func (q *QP) Close() error {
 	q.device.release(q)
 	q.config.Send.release()
 	q.config.Receive.release()
+	if q.config.closed != nil {
+		q.config.closed()
+	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestConnectOptions: times are rounded up to what the attributes can say, what is out of range is refused before anything has changed,
-// and 0 can be said where it is a choice.
+// TestConnectOptions: times are rounded up to what the attributes can say, what is out of range is refused before
+// anything has changed, and 0 can be said where it is a choice.
 func TestConnectOptions(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	again := func(o verbs.ConnectOptions) verbs.QPAttr {

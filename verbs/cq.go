@@ -21,9 +21,9 @@ type CQInitAttr struct {
 	Channel *CompChannel // where its events go (CQ.ReqNotify); nil for a queue that is polled or waited for
 }
 
-// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its queue pairs (see
-// ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests as soon as old ones
-// are done, polled or not.
+// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its
+// queue pairs (see ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue
+// takes new requests as soon as old ones are done, polled or not.
 func (d *Device) CreateCQ(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
@@ -61,11 +61,10 @@ func (c *CQ) CQE() int {
 	return c.driver.Capacity()
 }
 
-// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the queue
-// was empty then. Poll also drives the engine: a program
-// that polls needs no other thread to make progress. After an overrun it returns what is inside, then ErrOverrun.
-// On a machine with more runnable threads than CPUs a Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away
-// would cost it more.
+// Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that
+// the queue was empty then. Poll also drives the engine: a program that polls needs no other thread to make progress.
+// After an overrun it returns what is inside, then ErrOverrun. On a machine with more runnable threads than CPUs a
+// Poll that finds nothing may sleep for up to a millisecond, as giving the CPU away would cost it more.
 func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {
 		return 0, err
@@ -82,11 +81,11 @@ func (c *CQ) Resize(cqe int) error {
 	return c.driver.Resize(cqe)
 }
 
-// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with solicitedOnly for
-// the next receive of a message that its sender posted with SendSolicited, or the next completion with an error status.
-// Asking twice asks for the union. A completion that is in the queue already makes no event, so the order is: get the
-// event, ask for the next one, poll until the queue is empty. Spurious events are possible. Blocked calls of Wait neither
-// use up the event nor need it.
+// ReqNotify asks for one event of the queue's channel (ibv_req_notify_cq): for the next completion, or with
+// solicitedOnly for the next receive of a message that its sender posted with SendSolicited, or the next completion
+// with an error status. Asking twice asks for the union. A completion that is in the queue already makes no event, so
+// the order is: get the event, ask for the next one, poll until the queue is empty. Spurious events are possible.
+// Blocked calls of Wait neither use up the event nor need it.
 func (c *CQ) ReqNotify(solicitedOnly bool) error {
 	if err := c.check(); err != nil {
 		return err
@@ -121,8 +120,8 @@ func (c *CQ) Wait(ctx context.Context) error {
 //		...
 //	}
 //
-// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of Poll. Completions
-// that the loop has not taken stay in the queue.
+// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of
+// Poll. Completions that the loop has not taken stay in the queue.
 func (c *CQ) All(ctx context.Context) iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var wc [1]WC

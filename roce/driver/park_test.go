@@ -12,8 +12,9 @@ import (
 	"github.com/xroce/xroce/roce/queue"
 )
 
-// TestParkedWaits: on a network without descriptors waits sleep in the Go runtime, so they work in virtual time: an idle second costs
-// none, a wait ends with its context at the very moment, and a poller that finds nothing lets time pass.
+// TestParkedWaits: on a network without descriptors waits sleep in the Go runtime, so they work in virtual time: an
+// idle second costs none, a wait ends with its context at the very moment, and a poller that finds nothing lets time
+// pass.
 func TestParkedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := mem.NewNetwork(mem.Options{NoFD: true}).NewDevice(mem.DeviceOptions{Queues: 2})
@@ -42,7 +43,8 @@ func TestParkedWaits(t *testing.T) {
 	})
 }
 
-// TestParkSeesWhatCame: frames that came before a goroutine parks keep it from sleeping, and those that come later wake it.
+// TestParkSeesWhatCame: frames that came before a goroutine parks keep it from sleeping, and those that come later
+// wake it.
 func TestParkSeesWhatCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := mem.NewNetwork(mem.Options{NoFD: true})

@@ -44,27 +44,28 @@ func (e Endpoint) check() error {
 	return nil
 }
 
-// ConnectOptions are the choices of a connection; the zero value works. Where 0 is a choice, too, the field is a pointer, and nil is the
-// default: new(uint8(0)).
+// ConnectOptions are the choices of a connection; the zero value works. Where 0 is a choice, too, the field is a
+// pointer, and nil is the default: new(uint8(0)).
 type ConnectOptions struct {
-	// Address is the address of this end, one that the device has, and GIDIndex names it by its place in the GID table
-	// instead. Without either it fits the peer's: Endpoint goes by Peer, or without it takes the first address that is not
-	// link-local, IPv4 before IPv6, and Connect takes the one that Endpoint has told.
+	// Address is the address of this end, one that the device has, and GIDIndex names it by its place in the GID
+	// table instead. Without either it fits the peer's: Endpoint goes by Peer, or without it takes the first address
+	// that is not link-local, IPv4 before IPv6, and Connect takes the one that Endpoint has told.
 	Address  netip.Addr
 	GIDIndex *int
-	// Peer is the address of the peer where it is known before the Endpoints are exchanged: Endpoint then minds the MTU of the
-	// route there, and chooses the address of this end by it.
+	// Peer is the address of the peer where it is known before the Endpoints are exchanged: Endpoint then minds the
+	// MTU of the route there, and chooses the address of this end by it.
 	Peer        netip.Addr
 	AccessFlags *AccessFlags // what the peer may do; remote read and write by default, so atomics and FLUSH have to be named
 	PathMTU     MTU          // the smaller of both ports' by default
 	MaxRDAtomic *uint8       // READs and atomics that each end has in flight, 16 by default
 	RetryCnt    *uint8       // resends without progress, 0 to 7, 7 by default
 	RNRRetry    *uint8       // 0 to 7; 7, the default, is for ever: a receive that is never posted holds the peer up for ever, too
-	// Timeout is the ACK timeout, 67 ms by default, and NoTimeout is none. What is used is the next time of 4.096 us * 2^n that is no
-	// shorter, up to 2.4 hours. The codes of these times are in QPAttr, which is what libibverbs and the wire have.
+	// Timeout is the ACK timeout, 67 ms by default, and NoTimeout is none. What is used is the next time of 4.096 us
+	// * 2^n that is no shorter, up to 2.4 hours. The codes of these times are in QPAttr, which is what libibverbs and
+	// the wire have.
 	Timeout time.Duration
-	// MinRNRTimer is how long the peer waits when it met no receive, 0.64 ms by default: the next time that is no shorter of the
-	// 32 that the wire can say, from 0.01 ms to 655.36 ms (IBTA, table 45).
+	// MinRNRTimer is how long the peer waits when it met no receive, 0.64 ms by default: the next time that is no
+	// shorter of the 32 that the wire can say, from 0.01 ms to 655.36 ms (IBTA, table 45).
 	MinRNRTimer time.Duration
 
 	TrafficClass uint8  // DSCP in bits 7:2, ECN in bits 1:0
@@ -126,8 +127,8 @@ func rnrTimerCode(d time.Duration) (uint8, error) {
 	return 0, nil
 }
 
-// Endpoint describes this end for Connect at the other one. It stays the same until the queue pair goes to RESET, which draws
-// another PSN: exchange Endpoints anew after that.
+// Endpoint describes this end for Connect at the other one. It stays the same until the queue pair goes to RESET,
+// which draws another PSN: exchange Endpoints anew after that.
 func (q *QP) Endpoint(o ConnectOptions) (Endpoint, error) {
 	if err := q.check(); err != nil {
 		return Endpoint{}, err
@@ -159,9 +160,9 @@ func (q *QP) endpoint(gid GID, o ConnectOptions, rdAtomic uint8) (Endpoint, erro
 	return Endpoint{Address: gid.Addr(), QPN: q.QPN(), PSN: PSN(q.psn.Load()), MTU: mtu, RDAtomic: rdAtomic}, nil
 }
 
-// chooseGID returns the entry of the GID table that a connection uses. Without a choice in the options it goes by the peer's address: it
-// is the one from which the kernel would send there, or the first of its kind. If the peer is not known it is the first
-// that reaches beyond the link, IPv4 before IPv6.
+// chooseGID returns the entry of the GID table that a connection uses. Without a choice in the options it goes by the
+// peer's address: it is the one from which the kernel would send there, or the first of its kind. If the peer is not
+// known it is the first that reaches beyond the link, IPv4 before IPv6.
 func (d *Device) chooseGID(o *ConnectOptions, peer netip.Addr) (int, GID, error) {
 	table, err := d.QueryGIDTable()
 	if err != nil {
@@ -219,11 +220,12 @@ func (d *Device) findGID(table []GID, gid GID) (int, GID, error) {
 // present leaves out the free slots of a GID table.
 func present(table []GID) []GID { return slices.DeleteFunc(slices.Clone(table), GID.IsZero) }
 
-// Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected to
-// remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The path MTU is the smaller
-// one of both Endpoints unless the options name one; ErrPathMTU says that the route to the peer does not carry it, and then both ends
-// need a smaller PathMTU, or the Peer in the options of Endpoint. The search for the peer's Ethernet address gives up after 3 seconds, or
-// when ctx ends; if Connect fails, Modify to StateReset, exchange Endpoints anew and try again.
+// Connect brings the queue pair from RESET, or from INIT for a program that posts receives first, to RTS, connected
+// to remote. Both ends must use the same PathMTU, if any, and MaxRDAtomic; the rest is each end's own choice. The
+// path MTU is the smaller one of both Endpoints unless the options name one; ErrPathMTU says that the route to the
+// peer does not carry it, and then both ends need a smaller PathMTU, or the Peer in the options of Endpoint. The
+// search for the peer's Ethernet address gives up after 3 seconds, or when ctx ends; if Connect fails, Modify to
+// StateReset, exchange Endpoints anew and try again.
 func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) error {
 	if err := q.check(); err != nil {
 		return err
@@ -271,14 +273,15 @@ func (q *QP) Connect(ctx context.Context, remote Endpoint, o ConnectOptions) err
 	return nil
 }
 
-// maxExchange bounds a line of Exchange in bytes. An Endpoint takes up to 130 of them, so that those of all queue pairs of a
-// device (MaxQP) fit.
+// maxExchange bounds a line of Exchange in bytes. An Endpoint takes up to 130 of them, so that those of all queue
+// pairs of a device (MaxQP) fit.
 const maxExchange = 4 << 20
 
 // Exchange sends local to the program at the other end of channel and returns what that one sent: a line of JSON each
-// way, both at once, of at most 4 MiB. What is sent is usually an Endpoint, or a struct of the program's own with one, or with many.
-// An Endpoint of the peer with values that no queue pair can have is refused as by Connect, wherever it is in what came; one that is all zero counts
-// as left out. Exchange waits as long as the channel does; after an error close the channel.
+// way, both at once, of at most 4 MiB. What is sent is usually an Endpoint, or a struct of the program's own with
+// one, or with many. An Endpoint of the peer with values that no queue pair can have is refused as by Connect,
+// wherever it is in what came; one that is all zero counts as left out. Exchange waits as long as the channel does;
+// after an error close the channel.
 func Exchange[T any](channel io.ReadWriter, local T) (remote T, err error) {
 	if err = jsonline.Exchange(channel, local, &remote, maxExchange); err == nil {
 		err = checkEndpoints(reflect.ValueOf(&remote))

@@ -1,7 +1,7 @@
 package verbs
 
-// The words of verbs are those of the ring, field by field (TestWordsOfTheRing), so that a list of them is one of the ring's without a
-// copy.
+// The words of verbs are those of the ring, field by field (TestWordsOfTheRing), so that a list of them is one of the
+// ring's without a copy.
 
 import (
 	"unsafe"

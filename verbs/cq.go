@@ -27,9 +27,9 @@ type CQInitAttr struct {
 	Channel *CompChannel // where its events go (CQ.ReqNotify); nil for a queue that is polled or waited for
 }
 
-// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its queue pairs (see
-// ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue takes new requests as soon as old ones
-// are done, polled or not.
+// CreateCQ makes a completion queue. A completion that finds no room in it is lost and ends the queue with all its
+// queue pairs (see ErrOverrun), so size it for all completions that the program may leave unpolled: a work queue
+// takes new requests as soon as old ones are done, polled or not.
 func (d *Device) CreateCQ(a CQInitAttr) (*CQ, error) {
 	if err := d.check(); err != nil {
 		return nil, err
@@ -94,8 +94,8 @@ func (c *CQ) Channel() *CompChannel {
 //		...
 //	}
 //
-// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of Poll. Completions
-// that the loop has not taken stay in the queue.
+// It waits like Wait while there are none, and ends with an error: that of ctx as soon as that has ended, or that of
+// Poll. Completions that the loop has not taken stay in the queue.
 func (c *CQ) All(ctx context.Context) iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var wc [1]WC

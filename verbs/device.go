@@ -59,9 +59,10 @@ func (d *Device) check() error {
 	return nil
 }
 
-// Close closes the device and destroys all that belongs to it: queue pairs first, then SRQs, windows, regions, completion queues,
-// channels and protection domains. Whoever is blocked in one of them gets ErrClosed, and so does every later call. When it returns, no
-// byte of a registered buffer is read or written any more. Captures are completed, as fast as their writers take it.
+// Close closes the device and destroys all that belongs to it: queue pairs first, then SRQs, windows, regions,
+// completion queues, channels and protection domains. Whoever is blocked in one of them gets ErrClosed, and so does
+// every later call. When it returns, no byte of a registered buffer is read or written any more. Captures are
+// completed, as fast as their writers take it.
 func (d *Device) Close() error {
 	if err := d.check(); err != nil {
 		return err
@@ -109,7 +110,8 @@ type Information struct {
 	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
 	// "zero copy: ...".
 	NotTaken []string
-	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are not received.
+	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there
+	// are not received.
 	QueuesAdded int
 }
 
@@ -155,7 +157,8 @@ type PortAttr struct {
 	MaxMsgSize  uint32
 }
 
-// QueryPort describes the device's one port as it is now. The port of a network device that is gone is down and has no GIDs.
+// QueryPort describes the device's one port as it is now. The port of a network device that is gone is down and has
+// no GIDs.
 func (d *Device) QueryPort() (PortAttr, error) {
 	if err := d.check(); err != nil {
 		return PortAttr{}, err
@@ -205,8 +208,8 @@ func (d *Device) QueryGID(index int) (GID, error) {
 	return d.driver.GID(index)
 }
 
-// QueryGIDTable returns the whole GID table. An index keeps its meaning while its address is there; slots whose address has
-// gone are zero until a new one takes them.
+// QueryGIDTable returns the whole GID table. An index keeps its meaning while its address is there; slots whose
+// address has gone are zero until a new one takes them.
 func (d *Device) QueryGIDTable() ([]GID, error) {
 	if err := d.check(); err != nil {
 		return nil, err

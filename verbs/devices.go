@@ -10,15 +10,16 @@ import (
 
 // DevicesOptions of Devices; the zero value works.
 type DevicesOptions struct {
-	// NetNS is the network namespace to look into, a path such as /run/netns/blue. Empty means that of the calling thread.
+	// NetNS is the network namespace to look into, a path such as /run/netns/blue. Empty means that of the calling
+	// thread.
 	NetNS string
 }
 
 // DeviceDescription is what Devices says about a network device.
 type DeviceDescription struct {
 	Name string
-	// Obstacle says why the network device cannot serve now; nil if it can. Unless Missing names capabilities it was tried: the XDP
-	// program was loaded, and a socket bound to each queue, in copy mode, for a moment.
+	// Obstacle says why the network device cannot serve now; nil if it can. Unless Missing names capabilities it was
+	// tried: the XDP program was loaded, and a socket bound to each queue, in copy mode, for a moment.
 	Obstacle error
 	// Missing are the capabilities that OpenDevice needs and the calling thread lacks, such as "CAP_BPF".
 	Missing      []string
@@ -29,18 +30,19 @@ type DeviceDescription struct {
 	ActiveMTU    MTU   // the largest path MTU that OpenDevice is expected to give, 0 if there is none
 	Queues       int   // receive queues in use
 	GIDs         []GID // by index
-	// XDPModes are those that OpenDevice would try with XDPAuto, best first: "native+frags" for one. DriverTells says that kernel and
-	// driver tell what is offered (Linux 6.3); otherwise XDPModes and ZeroCopy are only what is possible.
+	// XDPModes are those that OpenDevice would try with XDPAuto, best first: "native+frags" for one. DriverTells says
+	// that kernel and driver tell what is offered (Linux 6.3); otherwise XDPModes and ZeroCopy are only what is
+	// possible.
 	XDPModes    []string
 	DriverTells bool
 	ZeroCopy    bool
-	// SingleBuffer says why OpenDevice is not expected to allow frames of several buffers, without which the path MTU is at most 2048; nil
-	// if it is.
+	// SingleBuffer says why OpenDevice is not expected to allow frames of several buffers, without which the path MTU
+	// is at most 2048; nil if it is.
 	SingleBuffer error
 }
 
-// Devices describes the network devices, in the order of their index. It attaches nothing, so they carry packets as before. It
-// needs no privileges, but without them nothing can be tried.
+// Devices describes the network devices, in the order of their index. It attaches nothing, so they carry packets as
+// before. It needs no privileges, but without them nothing can be tried.
 func Devices(ctx context.Context, o DevicesOptions) ([]DeviceDescription, error) {
 	if ctx == nil {
 		return nil, errNoContext

@@ -86,7 +86,8 @@ func TestErrorOfPortDown(t *testing.T) {
 	links[0].SetDown(false)
 }
 
-// TestAll: completions come one by one as they are there, and the loop ends with the error of its context, leaving the rest.
+// TestAll: completions come one by one as they are there, and the loop ends with the error of its context, leaving
+// the rest.
 func TestAll(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -59,7 +59,9 @@ func ExampleQP_PostSend_send() {
 	}
 
 	n := copy(alice.mr.Bytes(), "a message")
-	if err := alice.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{alice.mr.SGE(0, n)}}); err != nil {
+	if err := alice.qp.PostSend(verbs.SendWR{
+		Opcode: verbs.WRSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{alice.mr.SGE(0, n)},
+	}); err != nil {
 		log.Fatal(err)
 	}
 	wc := bob.completion()
@@ -70,7 +72,8 @@ func ExampleQP_PostSend_send() {
 	// success
 }
 
-// Atomics work on an aligned word of 8 bytes in the peer's memory, and bring what it was before. The peer's queue pair has to permit them.
+// Atomics work on an aligned word of 8 bytes in the peer's memory, and bring what it was before. The peer's queue
+// pair has to permit them.
 func ExampleQP_PostSend_atomic() {
 	alice, bob, _ := twoParties(verbs.ConnectOptions{AccessFlags: new(verbs.AccessRemoteAtomic)})
 	defer alice.close()
@@ -99,7 +102,8 @@ func ExampleQP_PostSend_atomic() {
 	// 100
 }
 
-// Queue pairs that share a receive queue take their receives from it, so that a server with many clients needs no pool for each.
+// Queue pairs that share a receive queue take their receives from it, so that a server with many clients needs no
+// pool for each.
 func ExamplePD_CreateSRQ() {
 	network := newNetwork()
 	server := newParty(network.Device("server"))
@@ -128,7 +132,8 @@ func ExamplePD_CreateSRQ() {
 	// from client two true
 }
 
-// A completion channel tells which of many completion queues have got something: ask for an event, poll until the queue is empty, wait.
+// A completion channel tells which of many completion queues have got something: ask for an event, poll until the
+// queue is empty, wait.
 func ExampleCompChannel() {
 	alice, bob, network := twoParties(verbs.ConnectOptions{})
 	defer alice.close()
@@ -186,7 +191,8 @@ func ExampleQP_Err() {
 	// RDMA WRITE of 10.0.0.1 range is not within the region
 }
 
-// After a failure a queue pair is reset, and connected anew with new Endpoints: nothing of its last life fits into the next.
+// After a failure a queue pair is reset, and connected anew with new Endpoints: nothing of its last life fits into
+// the next.
 func ExampleQP_Connect_again() {
 	alice, bob, network := twoParties(verbs.ConnectOptions{Timeout: time.Millisecond, RetryCnt: new(uint8(1))})
 	defer alice.close()

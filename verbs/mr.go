@@ -18,7 +18,8 @@ type MR struct {
 	warning runtime.Cleanup // of dropped
 }
 
-// registration is an MR as its device knows it: an MR that a program drops without Dereg is noticed, since nothing leads to it.
+// registration is an MR as its device knows it: an MR that a program drops without Dereg is noticed, since nothing
+// leads to it.
 type registration struct {
 	view    atomic.Pointer[mrView]
 	dropped *dropped
@@ -37,12 +38,13 @@ type mrView struct {
 	buffer  []byte
 }
 
-// RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its
-// virtual address, or from 0 on with AccessZeroBased. The buffer stays reachable, and FreeBuffer refuses it, until Dereg; what access permits to peers
-// may happen at any time until then, so the program synchronises with them by completions or with LoadUint64. Nothing is
-// locked into memory: RLIMIT_MEMLOCK does not matter. But the engine waits for a page that is not there, and with it all queue pairs
-// of the device's queue: for one that was swapped out, of a file on a slow disk, or of userfaultfd(2). Where a wait of an ACK timeout
-// would be too long, lock the buffer with mlock(2). A wait of more than a second is told of in the log.
+// RegMR registers buffer, an ordinary slice or one of AllocBuffer. Peers and work requests address it by its virtual
+// address, or from 0 on with AccessZeroBased. The buffer stays reachable, and FreeBuffer refuses it, until Dereg;
+// what access permits to peers may happen at any time until then, so the program synchronises with them by
+// completions or with LoadUint64. Nothing is locked into memory: RLIMIT_MEMLOCK does not matter. But the engine waits
+// for a page that is not there, and with it all queue pairs of the device's queue: for one that was swapped out, of a
+// file on a slow disk, or of userfaultfd(2). Where a wait of an ACK timeout would be too long, lock the buffer with
+// mlock(2). A wait of more than a second is told of in the log.
 func (p *PD) RegMR(buffer []byte, access AccessFlags) (*MR, error) {
 	return p.RegMRIOVA(buffer, memory.BufferAddress(buffer), access)
 }
@@ -75,10 +77,10 @@ func (r *registration) show(region *memory.Region, buffer []byte) {
 	r.view.Store(&mrView{region: region, key: region.Key(), address: region.Address(), buffer: buffer})
 }
 
-// dropped is what the log tells of a registration that has not ended and that nobody can end any more. Its buffer stays
-// registered, and valid, until the device is closed. It does not lead to the registration: that leads to the device, and an MR that
-// the device leads to in turn, by its clock say, would never be collected. Nor is one whose own buffer leads to it, such as an array
-// in the struct that has the MR; then there is no warning.
+// dropped is what the log tells of a registration that has not ended and that nobody can end any more. Its buffer
+// stays registered, and valid, until the device is closed. It does not lead to the registration: that leads to the
+// device, and an MR that the device leads to in turn, by its clock say, would never be collected. Nor is one whose
+// own buffer leads to it, such as an array in the struct that has the MR; then there is no warning.
 type dropped struct {
 	device string
 	key    uint32
@@ -181,8 +183,8 @@ func inUse(what string, err error) error {
 	return err
 }
 
-// Dereg ends the registration. When it returns, no byte of the buffer is read or written any more. It fails with ErrInUse
-// while windows are bound to the region.
+// Dereg ends the registration. When it returns, no byte of the buffer is read or written any more. It fails with
+// ErrInUse while windows are bound to the region.
 func (m *MR) Dereg() error {
 	if err := m.check(); err != nil {
 		return err

@@ -76,29 +76,32 @@ type Options struct {
 	// MultiBuffer is for path MTU 4096, which also needs a network device of MTU 4192 or more. By default it is there
 	// on Linux 6.6 and later unless the driver gives zero copy.
 	MultiBuffer MultiBuffer
-	// Queues is how many queues of the network device are used, the first ones; 0 means all that are in use when it is opened
-	// (ethtool -l). Packets that come in at another queue go to the kernel, counted as pass_no_socket in Snapshot.Steering: the queue
-	// pairs that they are for get nothing, and their peers end with WCRetryExcErr. So the network device has to bring them to the
-	// used queues: a NIC with a table for its hash (ethtool -X DEV equal N), veth if the peer uses no more queues than this.
-	// Queues that are added later (ethtool -L) are used after the device was opened again. Until then what comes in there is lost, and not
-	// counted where the driver runs no program on them: Information.QueuesAdded, Explain and the log tell of them.
+	// Queues is how many queues of the network device are used, the first ones; 0 means all that are in use when it
+	// is opened (ethtool -l). Packets that come in at another queue go to the kernel, counted as pass_no_socket in
+	// Snapshot.Steering: the queue pairs that they are for get nothing, and their peers end with WCRetryExcErr. So
+	// the network device has to bring them to the used queues: a NIC with a table for its hash (ethtool -X DEV equal
+	// N), veth if the peer uses no more queues than this. Queues that are added later (ethtool -L) are used after the
+	// device was opened again. Until then what comes in there is lost, and not counted where the driver runs no
+	// program on them: Information.QueuesAdded, Explain and the log tell of them.
 	Queues int
 	// Window is the largest number of frames in flight per queue pair and direction; 0 means 64.
 	Window int
-	// NoControl leaves out the control socket, at which xroce stat asks. It is in the folder $XROCE_RUN or, without that, in
-	// /run/xroce for root and in $XDG_RUNTIME_DIR/xroce for others, and only their owner can connect to it. If it cannot be
-	// made, a warning is logged (log/slog) and the device works without one.
+	// NoControl leaves out the control socket, at which xroce stat asks. It is in the folder $XROCE_RUN or, without
+	// that, in /run/xroce for root and in $XDG_RUNTIME_DIR/xroce for others, and only their owner can connect to it.
+	// If it cannot be made, a warning is logged (log/slog) and the device works without one.
 	NoControl bool
 
 	checkOwners bool // see opener.CheckOwners
 }
 
-// OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program and
-// binds an AF_XDP socket to each queue. Packets that are not for this process stay with the kernel. It needs root or the
-// capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Everything is undone by Close, and by the end of the process.
+// OpenDevice opens the network device of that name, "eth0" for one, as an RDMA device: it attaches the XDP program
+// and binds an AF_XDP socket to each queue. Packets that are not for this process stay with the kernel. It needs root
+// or the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Everything is undone by Close, and by the end of the
+// process.
 //
-// It takes up to two seconds for each queue that another process is giving up, and waits for a NIC that loses its carrier when the
-// program is attached. These waits end with ctx, and OpenDevice fails; a device that is open has nothing to do with ctx any more.
+// It takes up to two seconds for each queue that another process is giving up, and waits for a NIC that loses its
+// carrier when the program is attached. These waits end with ctx, and OpenDevice fails; a device that is open has
+// nothing to do with ctx any more.
 func OpenDevice(ctx context.Context, name string, o Options) (*Device, error) {
 	if ctx == nil {
 		return nil, errNoContext

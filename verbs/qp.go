@@ -174,8 +174,9 @@ func (q *QP) Cap() QPCap {
 // (mcast_solicit and retrans_time_ms in net/ipv4/arp.c).
 const resolveTimeout = 3 * time.Second
 
-// Modify changes the attributes that mask names, all of them or none. With QPAV it looks for the peer's Ethernet address, and gives
-// up when ctx ends or after 3 seconds, whichever comes first (ErrNoNeighbour); nothing else blocks.
+// Modify changes the attributes that mask names, all of them or none. With QPAV it looks for the peer's Ethernet
+// address, and gives up when ctx ends or after 3 seconds, whichever comes first (ErrNoNeighbour); nothing else
+// blocks.
 func (q *QP) Modify(ctx context.Context, a QPAttr, mask QPAttrMask) error {
 	if err := q.check(); err != nil {
 		return err
@@ -218,8 +219,8 @@ func (q *QP) Query() QPAttr {
 	}
 }
 
-// Destroy destroys the queue pair. Requests in its queues get no completion any more; when it returns, the engine touches
-// none of their buffers.
+// Destroy destroys the queue pair. Requests in its queues get no completion any more; when it returns, the engine
+// touches none of their buffers.
 func (q *QP) Destroy() error {
 	if err := q.check(); err != nil {
 		return err

@@ -1,8 +1,8 @@
 package verbs
 
-// What a device does and in which state it is, for people and programs who look from outside. The engine reads everything under
-// the lock that guards it, for one object at a time and never two locks: traffic goes on meanwhile, and the parts of a
-// snapshot are not of one moment.
+// What a device does and in which state it is, for people and programs who look from outside. The engine reads
+// everything under the lock that guards it, for one object at a time and never two locks: traffic goes on meanwhile,
+// and the parts of a snapshot are not of one moment.
 
 import (
 	"errors"
@@ -17,11 +17,12 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// SnapshotFormat is the version of the JSON form of a Snapshot: it changes when a field goes away or gets another meaning.
+// SnapshotFormat is the version of the JSON form of a Snapshot: it changes when a field goes away or gets another
+// meaning.
 const SnapshotFormat = 1
 
-// Snapshot is what a device does and in which state it is, as the control socket tells it in JSON. Counts are those since the
-// device was opened, of a QP those since it was made.
+// Snapshot is what a device does and in which state it is, as the control socket tells it in JSON. Counts are those
+// since the device was opened, of a QP those since it was made.
 type Snapshot struct {
 	Format  int       `json:"format"`  // SnapshotFormat
 	Version string    `json:"version"` // of this module, as far as the program knows it

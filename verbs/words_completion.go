@@ -72,8 +72,8 @@ type WCFlags uint8
 const (
 	WCWithImm WCFlags = 2 // ImmData is valid
 	WCWithInv WCFlags = 8 // InvalidatedRKey is valid
-	// WCPeerRequest marks a QP.Failure that a request of the peer has caused and that no completion tells, because no receive was
-	// involved: Opcode is then the peer's operation, and WRID means nothing. libibverbs has no such flag.
+	// WCPeerRequest marks a QP.Failure that a request of the peer has caused and that no completion tells, because no
+	// receive was involved: Opcode is then the peer's operation, and WRID means nothing. libibverbs has no such flag.
 	WCPeerRequest WCFlags = 128
 )
 
@@ -98,9 +98,10 @@ type WC struct {
 	// InvalidatedRKey is the local key that the peer's SEND made unusable, if Flags has WCWithInv.
 	InvalidatedRKey uint32
 	QPN             QPN // the local QP
-	// Timestamp is when the completion was made, in nanoseconds of the device's clock (Device.Clock): the reading of the turn that
-	// made it, so completions of one batch share it, and one may be earlier by a turn than the one before it when the QP
-	// has moved to another queue of the device in between. It is valid whatever Status is; 0 if the engine set none.
+	// Timestamp is when the completion was made, in nanoseconds of the device's clock (Device.Clock): the reading of
+	// the turn that made it, so completions of one batch share it, and one may be earlier by a turn than the one
+	// before it when the QP has moved to another queue of the device in between. It is valid whatever Status is; 0 if
+	// the engine set none.
 	Timestamp int64
 
 	// What the engine knew when the request ended, to explain a failure.
@@ -108,7 +109,7 @@ type WC struct {
 	Syndrome   roce.Syndrome // the last one seen from the peer or sent to it
 	Retries    uint8         // resends used since the last progress
 	RNRRetries uint8         // RNR resends used since the last progress
-	// VendorErr is why this end could not access memory, or not execute an operation on a key: an AccessFault; 0 if that was not
-	// the reason, or if only the peer knows.
+	// VendorErr is why this end could not access memory, or not execute an operation on a key: an AccessFault; 0 if
+	// that was not the reason, or if only the peer knows.
 	VendorErr uint32
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// TestWordsOfTheRing: the words of verbs have the fields of the ring's at the same places, so that lists of them can be taken for one
-// another.
+// TestWordsOfTheRing: the words of verbs have the fields of the ring's at the same places, so that lists of them can
+// be taken for one another.
 func TestWordsOfTheRing(t *testing.T) {
 	for _, pair := range [][2]reflect.Type{
 		{reflect.TypeFor[SendWR](), reflect.TypeFor[queue.SendWR]()},

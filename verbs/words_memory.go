@@ -5,7 +5,8 @@ import (
 	"github.com/xroce/xroce/roce/memory"
 )
 
-// AccessFlags are the rights of a memory region, or of a queue pair's peer; the values are those of enum ibv_access_flags.
+// AccessFlags are the rights of a memory region, or of a queue pair's peer; the values are those of enum
+// ibv_access_flags.
 type AccessFlags uint32
 
 // Rights.
@@ -34,7 +35,8 @@ func (a AccessFlags) MarshalText() ([]byte, error) { return []byte(a.String()), 
 // UnmarshalText takes what MarshalText returns.
 func (a *AccessFlags) UnmarshalText(text []byte) error { return enum.ParseFlags(a, text) }
 
-// AccessFault is why an access to memory, or an operation on a key, failed at this end: WC.VendorErr and AsyncEvent.Fault.
+// AccessFault is why an access to memory, or an operation on a key, failed at this end: WC.VendorErr and
+// AsyncEvent.Fault.
 type AccessFault uint8
 
 // Faults of an access to memory or of an operation on a key.

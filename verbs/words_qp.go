@@ -88,8 +88,8 @@ type AHAttr struct {
 // EventType is what an asynchronous event tells; the values are those of enum ibv_event_type.
 type EventType uint8
 
-// Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how the port is now,
-// QueryPort and QueryGIDTable tell.
+// Types of asynchronous events. EventPortErr, EventPortActive and EventGIDChange say that something has changed; how
+// the port is now, QueryPort and QueryGIDTable tell.
 const (
 	EventCQErr            EventType = 0  // a CQ had no room for a completion
 	EventQPFatal          EventType = 1  // the QP cannot go on, for a reason that no completion tells

@@ -22,7 +22,9 @@ const (
 	WRSendWithInv      WROpcode = 9  // SEND that makes a key of the peer unusable
 	WRFlush            WROpcode = 14 // brings what was written to the peer's memory to where others see it
 	WRAtomicWrite      WROpcode = 15 // WRITE of an aligned word of 8 bytes
-	WRRegMR            WROpcode = 32 // fast registration, which libibverbs does not have; the value is that of the kernel's IB_WR_REG_MR. MR.RegWR makes it
+	// WRRegMR is fast registration, which libibverbs does not have; the value is that of the kernel's IB_WR_REG_MR.
+	// MR.RegWR makes it.
+	WRRegMR WROpcode = 32
 )
 
 // String is the name of the value.
@@ -60,8 +62,8 @@ func (s SendFlags) MarshalText() ([]byte, error) { return []byte(s.String()), ni
 // UnmarshalText takes what MarshalText returns.
 func (s *SendFlags) UnmarshalText(text []byte) error { return enum.ParseFlags(s, text) }
 
-// SGE is a scatter/gather element: Length bytes of local memory at Addr, an address within the region that LKey names. Length 0
-// means no bytes. MR.SGE makes one.
+// SGE is a scatter/gather element: Length bytes of local memory at Addr, an address within the region that LKey
+// names. Length 0 means no bytes. MR.SGE makes one.
 type SGE struct {
 	Addr   uint64
 	Length uint32
@@ -81,8 +83,8 @@ type SendWR struct {
 	// InvalidateRKey is the peer's key that a SEND with invalidate makes unusable, or the local key of a local
 	// invalidate.
 	InvalidateRKey uint32
-	// RemoteAddr and RKey name the peer's memory for WRITE, READ, FLUSH and atomics (see RemoteMemory). RKey is also the new key
-	// of a window that is bound or of a region that is registered.
+	// RemoteAddr and RKey name the peer's memory for WRITE, READ, FLUSH and atomics (see RemoteMemory). RKey is also
+	// the new key of a window that is bound or of a region that is registered.
 	RemoteAddr uint64
 	RKey       uint32
 	// CompareAdd is what a compare-and-swap compares with and a fetch-and-add adds, Swap what is stored if the
@@ -93,7 +95,8 @@ type SendWR struct {
 	// Access are the rights that a fast registration grants.
 	Access AccessFlags
 
-	// Inline is the data of a request with SendInline that has no SGList: any memory, registered or not, at most QPCap.MaxInline bytes.
+	// Inline is the data of a request with SendInline that has no SGList: any memory, registered or not, at most
+	// QPCap.MaxInline bytes.
 	Inline []byte
 }
 

@@ -1,6 +1,6 @@
-// Command api writes the exported API of the packages that programs may depend on to docs/api, a file for each, or with -check says
-// what has changed: make lint does. So no change of the API goes unseen; one that takes something away needs a line in CHANGELOG.md that
-// says what to do instead.
+// Command api writes the exported API of the packages that programs may depend on to docs/api, a file for each, or
+// with -check says what has changed: make lint does. So no change of the API goes unseen; one that takes something
+// away needs a line in CHANGELOG.md that says what to do instead.
 package main
 
 import (
@@ -78,7 +78,8 @@ func compare(folder string, old, now []string) error {
 	return fmt.Errorf("the API of %s has changed:\n%s", folder, strings.Join(text, "\n"))
 }
 
-// exported lists what a package exports on Linux, a line for each constant, variable, function, method, type and field, sorted.
+// exported lists what a package exports on Linux, a line for each constant, variable, function, method, type and
+// field, sorted.
 func exported(folder string) (lines []string, err error) {
 	context := build.Default
 	context.GOOS, context.GOARCH, context.CgoEnabled = "linux", "amd64", false

@@ -1,6 +1,6 @@
-// Package opener is the way from a verbs.Device to the engine behind it, for the tools and tests of this module. What they need is no
-// part of the public API, which so is free of the engine's words. Package verbs sets the hooks; the type parameter is verbs.Device,
-// which this package cannot name.
+// Package opener is the way from a verbs.Device to the engine behind it, for the tools and tests of this module. What
+// they need is no part of the public API, which so is free of the engine's words. Package verbs sets the hooks; the
+// type parameter is verbs.Device, which this package cannot name.
 package opener
 
 import (
@@ -37,8 +37,8 @@ func Driver[Device any](d *Device) *driver.Device { return hooks.Driver(d) }
 // InUse says with verbs.ErrInUse what exists on a verbs.Device, if anything does: Close would destroy it.
 func InUse[Device any](d *Device) error { return hooks.InUse(d) }
 
-// CheckOwners returns verbs.Options with which the device keeps track of who owns each buffer of a frame. Close then fails if one ever
-// had no owner or two.
+// CheckOwners returns verbs.Options with which the device keeps track of who owns each buffer of a frame. Close then
+// fails if one ever had no owner or two.
 func CheckOwners[Options any](o Options) Options {
 	hooks.CheckOwners(&o)
 	return o

@@ -16,8 +16,8 @@ import (
 	"github.com/xroce/xroce/roce/link/mem"
 )
 
-// Fault is something that the network does to packets. Opcodes choose the packets by the names that counters have, "RC_SEND_ONLY" for
-// one; "RC_RDMA_READ_RESPONSE*" is a pattern, and none stands for all.
+// Fault is something that the network does to packets. Opcodes choose the packets by the names that counters have,
+// "RC_SEND_ONLY" for one; "RC_RDMA_READ_RESPONSE*" is a pattern, and none stands for all.
 type Fault struct {
 	what    string
 	odds    float64 // of each packet
@@ -101,7 +101,8 @@ func (r *rule) meets(p *roce.Packet, random *rand.Rand) bool {
 // captureLimit bounds the packets that are kept, in bytes, so that a test that moves much does not fill the memory.
 const captureLimit = 64 << 20
 
-// wire is what happens to packets, and the file of them. It knows nothing of the network, under whose lock intercept runs.
+// wire is what happens to packets, and the file of them. It knows nothing of the network, under whose lock intercept
+// runs.
 type wire struct {
 	mu     sync.Mutex
 	random *rand.Rand

@@ -1,5 +1,5 @@
-// Package verbstest is for tests of programs on package verbs: devices on a network in memory, without root, without a network
-// device, with faults where the test wants them.
+// Package verbstest is for tests of programs on package verbs: devices on a network in memory, without root, without
+// a network device, with faults where the test wants them.
 //
 //	func TestCacheSurvivesLoss(t *testing.T) {
 //		synctest.Test(t, func(t *testing.T) {
@@ -11,8 +11,9 @@
 //		})
 //	}
 //
-// It works inside testing/synctest: time is virtual there, so that timeouts cost none, and it works without. The packets of a test that
-// fails are written to a file for Wireshark. When the test ends, what it has not destroyed on a device fails it.
+// It works inside testing/synctest: time is virtual there, so that timeouts cost none, and it works without. The
+// packets of a test that fails are written to a file for Wireshark. When the test ends, what it has not destroyed on
+// a device fails it.
 package verbstest
 
 import (
@@ -50,8 +51,8 @@ type end struct {
 // Option is a choice of New.
 type Option func(*Network)
 
-// Seed decides the faults, and the numbers and keys of the devices: which packet meets which fault is the same again as far as the order
-// of the packets is. Without it a seed is drawn, which a test that fails tells.
+// Seed decides the faults, and the numbers and keys of the devices: which packet meets which fault is the same again
+// as far as the order of the packets is. Without it a seed is drawn, which a test that fails tells.
 func Seed(seed uint64) Option { return func(n *Network) { n.seed = seed } }
 
 // New makes a network. It ends with the test, and so do its devices.
@@ -67,7 +68,8 @@ func New(t testing.TB, options ...Option) *Network {
 	return n
 }
 
-// Device adds a device with one port: path MTU up to 4096, one IPv4 and one IPv6 address. The name is the network device's.
+// Device adds a device with one port: path MTU up to 4096, one IPv4 and one IPv6 address. The name is the network
+// device's.
 func (n *Network) Device(name string) *verbs.Device {
 	n.t.Helper()
 	l, err := n.network.NewDevice(mem.DeviceOptions{Name: name})
@@ -117,8 +119,8 @@ func (n *Network) Connect(a, b *verbs.QP, o verbs.ConnectOptions) {
 	}
 }
 
-// Kill ends a device as kill -9 ends its process: nothing comes from it any more, not even an answer, and the calls on it and on what
-// belongs to it return [verbs.ErrClosed]. What was left on it is no leak.
+// Kill ends a device as kill -9 ends its process: nothing comes from it any more, not even an answer, and the calls
+// on it and on what belongs to it return [verbs.ErrClosed]. What was left on it is no leak.
 func (n *Network) Kill(d *verbs.Device) {
 	n.t.Helper()
 	e := n.end(d)
@@ -137,9 +139,9 @@ func (n *Network) SetDown(d *verbs.Device, down bool) {
 	n.end(d).link.SetDown(down)
 }
 
-// Capture returns the path of the file with the packets so far, for Wireshark. It is removed at the end of the test unless that failed; a
-// test that fails writes one in any case. Comments say what a fault has done to a packet. Of a test that moves much only the first 64 MiB
-// are kept.
+// Capture returns the path of the file with the packets so far, for Wireshark. It is removed at the end of the test
+// unless that failed; a test that fails writes one in any case. Comments say what a fault has done to a packet. Of a
+// test that moves much only the first 64 MiB are kept.
 func (n *Network) Capture() string {
 	n.t.Helper()
 	path, err := n.wire.save()

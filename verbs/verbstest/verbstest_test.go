@@ -74,8 +74,8 @@ func both(t *testing.T, test func(t *testing.T)) {
 	t.Run("real time", test)
 }
 
-// TestFaults: everything comes through a network that loses, duplicates and reorders, and the single fault meets the packet that it
-// names.
+// TestFaults: everything comes through a network that loses, duplicates and reorders, and the single fault meets the
+// packet that it names.
 func TestFaults(t *testing.T) {
 	both(t, func(t *testing.T) {
 		n := verbstest.New(t, verbstest.Seed(42))
@@ -115,8 +115,8 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestKill: the peer of a device that is killed finds out by its ACK timeout, which costs no time where that is virtual; on the device
-// itself everything ends.
+// TestKill: the peer of a device that is killed finds out by its ACK timeout, which costs no time where that is
+// virtual; on the device itself everything ends.
 func TestKill(t *testing.T) {
 	both(t, func(t *testing.T) {
 		n := verbstest.New(t)

@@ -92,7 +92,7 @@ var mayKnow = map[string]struct {
 	"verbs/verbstest": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/mem", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control", "internal/pcapng",
-		"internal/refusal", "internal/opener", "verbs",
+		"internal/refusal", "internal/backlog", "internal/opener", "verbs",
 	}},
 }
 

@@ -227,6 +227,66 @@ func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open f
 	}
 }
 
+// household is one object of each kind, beside those of an end.
+type household struct {
+	buffer         []byte
+	inBuffer, fast *verbs.MR
+	window         *verbs.MW
+	srq            *verbs.SRQ
+	channel        *verbs.CompChannel
+	armed          *verbs.CQ
+	other          *verbs.QP
+}
+
+func newHousehold(t *testing.T, a *end) (h household) {
+	t.Helper()
+	var err error
+	h.buffer, err = verbs.AllocBuffer(8192)
+	require.NoError(t, err)
+	h.inBuffer, err = a.pd.RegMR(h.buffer, everyAccess)
+	require.NoError(t, err)
+	h.fast, err = a.pd.AllocMR(4096)
+	require.NoError(t, err)
+	require.NoError(t, h.fast.Map(make([]byte, 4096), 0))
+	require.Equal(t, verbs.WCSuccess, a.do(t, h.fast.RegWR(everyAccess)).Status)
+	h.window, err = a.pd.AllocMW(verbs.MWType2)
+	require.NoError(t, err)
+	require.NoError(t, a.qp.BindMW(h.window, verbs.MWBind{Flags: verbs.SendSignaled, MR: a.mr, Addr: a.mr.Addr(), Length: 8}))
+	require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
+	h.srq, err = a.pd.CreateSRQ(verbs.SRQInitAttr{})
+	require.NoError(t, err)
+	h.channel, err = a.device.CreateCompChannel()
+	require.NoError(t, err)
+	h.armed, err = a.device.CreateCQ(verbs.CQInitAttr{CQE: 16, Channel: h.channel})
+	require.NoError(t, err)
+	h.other, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: h.armed, RecvCQ: h.armed, SRQ: h.srq})
+	require.NoError(t, err)
+	return h
+}
+
+// requireClosed requires that nothing of the household and of its end can be used any more.
+func (h *household) requireClosed(t *testing.T, a *end) {
+	t.Helper()
+	for _, call := range []func() error{
+		a.device.Close, a.qp.Destroy, h.other.Destroy, h.srq.Destroy, h.window.Dealloc, a.mr.Dereg, h.fast.Dereg,
+		h.inBuffer.Dereg,
+		h.armed.Destroy, a.sends.Destroy, h.channel.Destroy, a.pd.Dealloc,
+		func() error { return a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}) },
+		func() error { return h.srq.PostRecv(verbs.RecvWR{}) },
+		func() error { _, err := a.mr.LoadUint64(0); return err },
+		func() error {
+			_, _ = a.sends.Poll(make([]verbs.WC, 256))
+			_, err := a.sends.Poll(make([]verbs.WC, 1))
+			return err
+		},
+		func() error { _, err := a.pd.RegMR(make([]byte, 8), 0); return err },
+		func() error { _, err := a.device.AllocPD(); return err },
+		func() error { _, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: 1}); return err },
+	} {
+		requireClosed(t, call())
+	}
+}
+
 // TestCloseDestroysAll: Close of a device ends all that belongs to it, with traffic under way and goroutines blocked, and afterwards every
 // call says so. Nothing of it is left, the buffers included.
 func TestCloseDestroysAll(t *testing.T) {
@@ -254,31 +314,11 @@ func TestCloseDestroysAll(t *testing.T) {
 		}
 		a, b := ends[0], ends[1]
 		connect(t, a, b, verbs.ConnectOptions{Timeout: noTimeout})
-		buffer, err := verbs.AllocBuffer(8192)
-		require.NoError(t, err)
-		inBuffer, err := a.pd.RegMR(buffer, everyAccess)
-		require.NoError(t, err)
-		fast, err := a.pd.AllocMR(4096)
-		require.NoError(t, err)
-		require.NoError(t, fast.Map(make([]byte, 4096), 0))
-		require.Equal(t, verbs.WCSuccess, a.do(t, fast.RegWR(everyAccess)).Status)
-		window, err := a.pd.AllocMW(verbs.MWType2)
-		require.NoError(t, err)
-		require.NoError(t, a.qp.BindMW(window, verbs.MWBind{Flags: verbs.SendSignaled, MR: a.mr, Addr: a.mr.Addr(), Length: 8}))
-		require.Equal(t, verbs.WCSuccess, poll(t, a.sends).Status)
-		srq, err := a.pd.CreateSRQ(verbs.SRQInitAttr{})
-		require.NoError(t, err)
-		channel, err := devices[0].CreateCompChannel()
-		require.NoError(t, err)
-		armed, err := devices[0].CreateCQ(verbs.CQInitAttr{CQE: 16, Channel: channel})
-		require.NoError(t, err)
-		other, err := a.pd.CreateQP(verbs.QPInitAttr{SendCQ: armed, RecvCQ: armed, SRQ: srq})
-		require.NoError(t, err)
-
+		h := newHousehold(t, a)
 		var blocked, traffic sync.WaitGroup
 		closed := func(wait func() error) { blocked.Go(func() { requireClosed(t, wait()) }) }
-		closed(func() error { return armed.Wait(t.Context()) })
-		closed(func() error { _, err := channel.Get(t.Context()); return err })
+		closed(func() error { return h.armed.Wait(t.Context()) })
+		closed(func() error { _, err := h.channel.Get(t.Context()); return err })
 		closed(func() error {
 			for {
 				if _, err := devices[0].GetAsyncEvent(t.Context()); err != nil {
@@ -320,25 +360,9 @@ func TestCloseDestroysAll(t *testing.T) {
 		require.NoError(t, devices[1].Close())
 		blocked.Wait()
 		traffic.Wait()
-		for _, call := range []func() error{
-			devices[0].Close, a.qp.Destroy, other.Destroy, srq.Destroy, window.Dealloc, a.mr.Dereg, fast.Dereg, inBuffer.Dereg,
-			armed.Destroy, a.sends.Destroy, channel.Destroy, a.pd.Dealloc,
-			func() error { return a.qp.PostSend(verbs.SendWR{Opcode: verbs.WRSend}) },
-			func() error { return srq.PostRecv(verbs.RecvWR{}) },
-			func() error { _, err := a.mr.LoadUint64(0); return err },
-			func() error {
-				_, _ = a.sends.Poll(make([]verbs.WC, 256))
-				_, err := a.sends.Poll(make([]verbs.WC, 1))
-				return err
-			},
-			func() error { _, err := a.pd.RegMR(make([]byte, 8), 0); return err },
-			func() error { _, err := devices[0].AllocPD(); return err },
-			func() error { _, err := devices[0].CreateCQ(verbs.CQInitAttr{CQE: 1}); return err },
-		} {
-			requireClosed(t, call())
-		}
+		h.requireClosed(t, a)
 		require.NoError(t, opener.InUse(devices[0]))
-		require.NoError(t, verbs.FreeBuffer(buffer))
+		require.NoError(t, verbs.FreeBuffer(h.buffer))
 	}
 	support.Object(t, "Device", "Close while it has objects, with traffic", "all of them are destroyed")
 }

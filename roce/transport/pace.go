@@ -33,7 +33,9 @@ func (f *flight) moved(bytes int) {
 	p := &f.pace
 	p.moved = max(f.engine.now, 1)
 	p.credit = min(p.credit+max(bytes, leastBytes), max(p.credit, turnBytes))
-	p.wake(1)
+	if len(p.resting) > 0 {
+		p.wake(1)
+	}
 }
 
 // wake lets the first ones of those that rest go on. Who needs more than the credit rests again, behind the others.

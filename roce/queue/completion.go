@@ -244,7 +244,7 @@ func (c *Consumer) Arm(solicitedOnly bool) {
 		c.arm.CompareAndSwap(armNone, armSolicited)
 		return
 	}
-	c.arm.Store(armNext)
+	c.arm.Swap(armNext)
 }
 
 // disarmTries bounds how often Disarm looks at the arm word, which is the other end's: one that changes it all the time

@@ -96,7 +96,7 @@ func (d *Doorbells) Take(rung func(slot uint32)) (any bool) {
 // Sleep says that the engine sleeps from now on, and is to be woken. It reports false if there is something to take
 // after all; then the engine does not sleep.
 func (d *Doorbells) Sleep() bool {
-	d.asleep.Store(1)
+	d.asleep.Swap(1) // a Swap: see words
 	idle := true
 	for word := range d.bits {
 		if d.bits[word].Load() != 0 {

@@ -82,7 +82,7 @@ func TestHeader(t *testing.T) {
 
 // TestDoorbellsRaceInC is TestDoorbellsRace with two threads of a C program that ring.
 func TestDoorbellsRaceInC(t *testing.T) {
-	rings := 500_000
+	rings := 200_000
 	if testing.Short() {
 		rings /= 100
 	}

@@ -106,6 +106,7 @@ func TestDoorbellsRaceInC(t *testing.T) {
 	c := exec.Command(program, strconv.Itoa(rings))
 	c.ExtraFiles, c.Stderr = []*os.File{file, event}, os.Stderr
 	require.NoError(t, c.Start())
+	t.Cleanup(func() { _ = c.Process.Kill() }) // it waits for ever for an answer that does not come
 	var ended atomic.Bool
 	var failure error
 	finished := make(chan struct{})

@@ -36,7 +36,8 @@ const (
 type background struct {
 	waiter   *waiter
 	alarm    *time.Timer
-	polls    uint64 // of the shard at the end of the last sample
+	polls    uint64        // of the shard at the end of the last sample
+	patience time.Duration // how long it lingers
 	quit     atomic.Bool
 	resting  atomic.Bool // sleeping without a limit because somebody leads
 	pausing  atomic.Bool // letting time pass
@@ -95,9 +96,12 @@ func (s *Shard) runBackground(b *background) {
 			// poll(2), until another thread has been woken to take it over.
 			runtime.Gosched()
 		}
+		b.linger(s)
 		timeout, lead := s.lead(b.waiter)
 		if lead && s.sleep.waiters.Load() == 0 && !b.quit.Load() {
+			before := s.device.options.Clock()
 			b.waiter.sleep([]*Shard{s}, timeout)
+			b.slept(time.Duration(s.device.options.Clock() - before))
 		}
 		s.sleep.leave(b.waiter)
 	}

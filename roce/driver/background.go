@@ -85,7 +85,7 @@ func (s *Shard) runBackground(b *background) {
 			continue
 		}
 		if b.leased(s) {
-			b.pause(s, watchInterval)
+			b.watch(s)
 			continue
 		}
 		if s.sleep.waiters.Load() > 0 {
@@ -116,6 +116,18 @@ func (b *background) leased(s *Shard) bool {
 	b.pause(s, sampleInterval)
 	b.polls = s.polls.Load()
 	return b.polls-before >= leasePolls && !s.givenBack()
+}
+
+// watch leaves the shard to its poller for a while. What the poller has put off waits for it no longer than one or two
+// samples.
+func (b *background) watch(s *Shard) {
+	for range watchInterval / sampleInterval {
+		turns, owes := s.turns.Load(), s.owes.Load()
+		b.pause(s, sampleInterval)
+		if owes && s.turns.Load() == turns {
+			s.driveOwed()
+		}
+	}
 }
 
 // giveBack ends the lease of whoever has polled the shard until now. A few more polls, which belong to asking for an event, do
@@ -185,6 +197,7 @@ func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 	if !l.leader.CompareAndSwap(nil, w) && l.leader.Load() != w {
 		return 0, false
 	}
+	s.driveOwed()
 	s.mu.Lock()
 	alarm := int64(math.MaxInt64)
 	if deadline, timed := s.nextDeadline(); timed {
@@ -206,6 +219,13 @@ func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 
 // awake takes back the alarm of a sleeper that goes on leading.
 func (l *sleep) awake() { l.until.Store(0) }
+
+// driveOwed sends the acknowledgements that wait for the next turn.
+func (s *Shard) driveOwed() {
+	if s.owes.Load() {
+		s.drive(driveBriefly)
+	}
+}
 
 // leave ends w's time as the sleeper and makes one of the followers try.
 func (l *sleep) leave(w *waiter) {

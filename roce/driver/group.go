@@ -37,7 +37,7 @@ func (g *Group) DrivePolled() {
 		if set&1 != 0 {
 			s := g.device.shards[i]
 			s.polls.Add(1)
-			s.drive(driveBriefly)
+			s.driveFor(driveBriefly, s.background.pausing.Load())
 		}
 	}
 }

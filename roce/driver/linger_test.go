@@ -55,6 +55,7 @@ func TestLinger(t *testing.T) {
 	a.connect(t, a.qp, b, b.qp.number)
 	b.connect(t, b.qp, a, a.qp.number)
 	s := b.device.shards[0]
+	s.waker = nil // as on a link with a socket to sleep on
 	linger := &s.background
 
 	before := now

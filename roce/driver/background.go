@@ -3,9 +3,13 @@ package driver
 // The background goroutine of a shard makes progress while the application does not: it receives, acknowledges and
 // retransmits. While somebody polls all the time or leads it stays away from the socket, because a second thread in
 // poll(2) on it costs a poller 30 % and its tail (p99 5 us to 56..108 us). Every poll increments a counter, and the rate
-// at which it grows is the lease: a program that looks into its CQ now and then does not hold it, and one that asks for an event of a
-// channel on which it selects gives it back, since it is about to sleep. Idle costs no CPU:
-// with nobody polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline.
+// at which it grows is the lease: a program that looks into its CQ now and then does not hold it, and one that asks for
+// an event of a channel on which it selects gives it back, since it is about to sleep. Idle costs no CPU: with nobody
+// polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline, after it has looked for more
+// for a while if that has paid lately (linger.go).
+//
+// An acknowledgement for which a poller has made room in its next post waits for that, or for its next poll. If neither
+// comes, the background sends it at the end of its pause, which is a millisecond at most.
 
 import (
 	"math"
@@ -18,16 +22,14 @@ import (
 )
 
 const (
-	// watchInterval is how long the background leaves a shard to its poller before it samples the rate again. Looking
-	// takes a poller's CPU for a moment: every 2 ms was often enough to show in the 99th percentile of round trips of
-	// 8 us, every 5 ms is not.
+	// watchInterval is how long the background leaves a shard to its poller before it samples the rate again.
 	watchInterval = 5 * time.Millisecond
-	// sampleInterval is how long the rate is sampled; the runtime's timers are no finer. So a shard goes without
-	// progress for watchInterval and sampleInterval after a poller has stopped, and for sampleInterval after a blocked
-	// wait or a single poll, far less than the usual ACK timeout of 67 ms.
+	// sampleInterval is how long the rate is sampled, and how long an acknowledgement may wait; the runtime's timers are
+	// no finer. So a shard goes without progress for watchInterval and sampleInterval after a poller has stopped, and for
+	// sampleInterval after a blocked wait or a single poll, far less than the usual ACK timeout of 67 ms.
 	sampleInterval = time.Millisecond
-	// leasePolls is how many polls in a sample hold the lease: one in 60 us, the time that waking another thread
-	// takes twice.
+	// leasePolls is how many polls in a sample hold the lease: one in 60 us, the time that waking another thread takes
+	// twice. One that finds work counts for two.
 	leasePolls = 16
 	// backgroundTurns is how long the background drives before it looks around; not measured.
 	backgroundTurns = 64
@@ -36,7 +38,8 @@ const (
 type background struct {
 	waiter   *waiter
 	alarm    *time.Timer
-	polls    uint64 // of the shard at the end of the last sample
+	polls    uint64        // of the shard at the end of the last sample
+	patience time.Duration // how long it lingers
 	quit     atomic.Bool
 	resting  atomic.Bool // sleeping without a limit because somebody leads
 	pausing  atomic.Bool // letting time pass
@@ -84,7 +87,9 @@ func (s *Shard) runBackground(b *background) {
 			continue
 		}
 		if b.leased(s) {
-			b.pause(s, watchInterval)
+			for range watchInterval / sampleInterval {
+				b.pause(s, sampleInterval)
+			}
 			continue
 		}
 		if s.sleep.waiters.Load() > 0 {
@@ -95,9 +100,12 @@ func (s *Shard) runBackground(b *background) {
 			// poll(2), until another thread has been woken to take it over.
 			runtime.Gosched()
 		}
+		b.linger(s)
 		timeout, lead := s.lead(b.waiter)
 		if lead && s.sleep.waiters.Load() == 0 && !b.quit.Load() {
+			before := s.device.options.Clock()
 			b.waiter.sleep([]*Shard{s}, timeout)
+			b.slept(time.Duration(s.device.options.Clock() - before))
 		}
 		s.sleep.leave(b.waiter)
 	}
@@ -134,7 +142,7 @@ func (b *background) rest(s *Shard) {
 	b.resting.Store(false)
 }
 
-// pause lets time pass. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
+// pause lets time pass, and then sends what a poller has put off. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
 // runtime's monitor awake, which takes a poller's CPU every 100 us or so (the 90th percentile of round trips doubled).
 func (b *background) pause(s *Shard, d time.Duration) {
 	b.pausing.Store(true)
@@ -144,6 +152,9 @@ func (b *background) pause(s *Shard, d time.Duration) {
 	}
 	b.alarm.Reset(d)
 	b.waiter.parkFor(b.alarm.C)
+	if s.owes.Load() {
+		s.drive(driveBriefly) // whoever has put it off may not come again
+	}
 }
 
 // sleep says who sleeps in poll(2) on a shard's socket, and until when.
@@ -190,10 +201,11 @@ func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 		alarm = min(alarm, int64(s.retryTime()))
 	}
 	l.until.Store(alarm)
+	owes := s.engine.Owes()
 	s.mu.Unlock()
 	switch {
-	case s.called():
-		return 0, true // somebody found the lock taken just now
+	case owes || s.called():
+		return 0, true // somebody put something off, or found the lock taken just now
 	case alarm == math.MaxInt64:
 		return -1, true
 	}

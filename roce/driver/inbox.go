@@ -174,6 +174,8 @@ type errands struct {
 	count int
 	after int  // where to look for the next one
 	full  bool // one found no place
+
+	putOff *Shard // whose acknowledgements wait for the next turn, if any
 }
 
 type errand struct {

@@ -253,6 +253,7 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	if loop != nil {
 		loop.from, a.Loopback = home, loop
 	}
+	home.sendOwed(q)
 	err := q.transport.Modify(q.device.options.Clock(), a, mask)
 	if err == nil && mask&transport.MaskAV != 0 {
 		q.within.Store(loop != nil) // from here on it stays where it is
@@ -270,6 +271,14 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	}
 	home.drive(driveBriefly) // what the change made ready to send
 	return err
+}
+
+// sendOwed sends an acknowledgement of a QP that waits for the next turn: the QP may not come to it. The caller holds the
+// lock, and drives.
+func (s *Shard) sendOwed(q *QP) {
+	if s.engine.SendOwed(s.device.options.Clock(), q.transport, (*transmitter)(s)) > 0 {
+		s.queue.Publish()
+	}
 }
 
 // dropHandle ends the handle of the peer, if there is one. The caller holds control.

@@ -371,7 +371,7 @@ func (g *Group) blockOn(ctx context.Context, w *waiter, o Waitable, set uint64) 
 		}
 		for _, s := range led {
 			s.sleep.awake()
-			s.drive(driveBriefly)
+			s.driveFor(driveBriefly, s.background.resting.Load())
 		}
 	}
 }

@@ -54,8 +54,9 @@ type Engine struct {
 	memory *memory.User
 	now    Time
 
-	// Ready QPs may have something to send; first in, first out, linked through the QPs.
-	readyHead, readyTail *QP
+	ready  qpList // QPs that may have something to send
+	owing  qpList // QPs that have nothing to send but an acknowledgement that was put off
+	putOff bool   // acknowledgements of this turn
 
 	timers  timerHeap
 	buffers Buffers
@@ -92,42 +93,49 @@ func (e *Engine) Receive(now Time, qp *QP, p *roce.Packet) Verdict {
 
 // Ready marks a QP that may have something to do: work was posted, or its state was changed.
 func (e *Engine) Ready(qp *QP) {
-	if qp.ready {
-		return
+	if qp.list != &e.ready {
+		qp.unlist()
+		e.ready.push(qp)
 	}
-	qp.ready = true
-	qp.readyPrevious, qp.readyNext = e.readyTail, nil
-	if e.readyTail == nil {
-		e.readyHead = qp
-	} else {
-		e.readyTail.readyNext = qp
-	}
-	e.readyTail = qp
 }
 
-func (e *Engine) popReady() *QP {
-	qp := e.readyHead
-	e.unready(qp)
-	return qp
+// Begin begins a turn of whoever drives. What was put off in the last one is sent in this one, and with putOff the
+// acknowledgements of this one wait for the next: for what the program posts because of what it has received. It is for
+// those who know that there will be a turn soon.
+func (e *Engine) Begin(putOff bool) {
+	for e.owing.head != nil {
+		e.Ready(e.owing.head)
+	}
+	e.putOff = putOff
 }
 
-// unready takes a QP out of the list of those that are ready.
-func (e *Engine) unready(qp *QP) {
-	if qp.readyPrevious == nil {
-		e.readyHead = qp.readyNext
-	} else {
-		qp.readyPrevious.readyNext = qp.readyNext
+// Owes says that acknowledgements wait for the next turn.
+func (e *Engine) Owes() bool { return e.owing.head != nil }
+
+// SendOwed sends what a QP has put off, because it may not come to its next turn, and returns how many frames it wrote.
+func (e *Engine) SendOwed(now Time, qp *QP, transmit Transmitter) int {
+	if qp.list != &e.owing {
+		return 0
 	}
-	if qp.readyNext == nil {
-		e.readyTail = qp.readyPrevious
-	} else {
-		qp.readyNext.readyPrevious = qp.readyPrevious
+	qp.unlist()
+	e.now = now
+	sent, _ := qp.emit(transmit, quantum)
+	e.Ready(qp)
+	return sent
+}
+
+// owe marks a QP that has an acknowledgement to send.
+func (e *Engine) owe(qp *QP) {
+	switch {
+	case !e.putOff:
+		e.Ready(qp)
+	case qp.list == nil:
+		e.owing.push(qp)
 	}
-	qp.ready, qp.readyNext, qp.readyPrevious = false, nil, nil
 }
 
 // Idle says that no QP is ready: Emit would do nothing.
-func (e *Engine) Idle() bool { return e.readyHead == nil }
+func (e *Engine) Idle() bool { return e.ready.head == nil }
 
 // Emit lets ready QPs write at most budget frames and returns how many they wrote. Local operations count, too: a
 // program that posts them as fast as they are executed must not keep the engine from receiving. It ends early when
@@ -137,8 +145,9 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 	e.now = now
 	sent := 0
 	var stuck *QP // the first one that found no buffer; when its turn comes again, all have had theirs
-	for sent < budget && e.readyHead != nil && e.readyHead != stuck {
-		qp := e.popReady()
+	for sent < budget && e.ready.head != nil && e.ready.head != stuck {
+		qp := e.ready.head
+		qp.unlist()
 		n, more := qp.emit(transmit, min(quantum, budget-sent))
 		sent += n
 		if more {
@@ -151,7 +160,7 @@ func (e *Engine) Emit(now Time, budget int, transmit Transmitter) int {
 			if n == 0 && stuck == nil {
 				stuck = qp
 			}
-		case qp.ready: // it has executed a quantum of local operations and goes on, or it has failed
+		case qp.list == &e.ready: // it has executed a quantum of local operations and goes on, or it has failed
 			sent += quantum
 		}
 	}
@@ -211,9 +220,7 @@ func (e *Engine) Release(qp *QP) {
 		e.timers.remove(qp)
 	}
 	e.leaveFlight(qp)
-	if qp.ready {
-		e.unready(qp)
-	}
+	qp.unlist()
 }
 
 // Adopt takes in a QP that was released. It goes on where it was: a deadline that has passed meanwhile fires at once.

@@ -268,7 +268,7 @@ func (s *share) emitted() {
 	if f == nil {
 		return
 	}
-	if f.head == s && (s.turnOver() || !s.refused && !s.qp.ready) {
+	if f.head == s && (s.turnOver() || !s.refused && s.qp.list != &f.engine.ready) {
 		f.dequeue(s)
 	}
 	if s.refused && !s.inLine {

@@ -70,9 +70,9 @@ type QP struct {
 	mtu       uint64 // path MTU in bytes
 	drained   bool   // in SQD: nothing that was begun is open
 
-	ready                    bool
-	readyNext, readyPrevious *QP // in the engine's list
-	timer                    timer
+	list           *qpList // of the engine, that it is in; or nil
+	next, previous *QP     // in there
+	timer          timer
 
 	recovery recovery
 	tally    tally

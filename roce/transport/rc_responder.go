@@ -224,7 +224,8 @@ func (r *responder) accept(p *roce.Packet) {
 	r.lastPlain, r.hasLastPlain = r.expected, true
 	r.expected++
 	if p.BTH.AckRequest() {
-		r.reply(r.lastPlain, roce.SyndromeAckNoCredits)
+		r.answer = answer{pending: true, sequence: r.lastPlain, syndrome: roce.SyndromeAckNoCredits}
+		r.qp.engine.owe(r.qp)
 	}
 	if p.Info.Ends() {
 		r.msn++

@@ -110,7 +110,8 @@ func TestExpireEnds(t *testing.T) {
 	require.False(t, some)
 }
 
-// TestReadyQueue: ready queue pairs get their turn in order, once each, and a removed one gets none.
+// TestReadyQueue: ready queue pairs get their turn in order, once each, those that owe something from the next turn on, and
+// a removed one gets none.
 func TestReadyQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := NewEngine(memory.NewTable(1).NewUser())
@@ -118,28 +119,56 @@ func TestReadyQueue(t *testing.T) {
 		for i := range qps {
 			qps[i] = newQP(t, e)
 		}
-		var model []*QP
+		var model, owing []*QP
+		putOff := false
+		without := func(list []*QP, q *QP) []*QP {
+			return slices.DeleteFunc(list, func(o *QP) bool { return o == q })
+		}
+		ready := func(q *QP) {
+			owing = without(owing, q)
+			if !slices.Contains(model, q) {
+				model = append(model, q)
+			}
+		}
 		index := rapid.IntRange(0, len(qps)-1)
 		t.Repeat(map[string]func(*rapid.T){
 			"ready": func(t *rapid.T) {
 				q := qps[index.Draw(t, "i")]
 				e.Ready(q)
-				if !slices.Contains(model, q) {
-					model = append(model, q)
+				ready(q)
+			},
+			"owe": func(t *rapid.T) {
+				q := qps[index.Draw(t, "i")]
+				e.owe(q)
+				if !putOff {
+					ready(q)
+				} else if !slices.Contains(model, q) && !slices.Contains(owing, q) {
+					owing = append(owing, q)
+				}
+			},
+			"begin": func(t *rapid.T) {
+				putOff = rapid.Bool().Draw(t, "put off")
+				e.Begin(putOff)
+				for len(owing) > 0 {
+					ready(owing[0])
 				}
 			},
 			"remove": func(t *rapid.T) {
 				q := qps[index.Draw(t, "i")]
 				e.Remove(q)
-				model = slices.DeleteFunc(model, func(o *QP) bool { return o == q })
+				model, owing = without(model, q), without(owing, q)
 			},
 			"pop": func(t *rapid.T) {
 				if len(model) > 0 {
-					require.Same(t, model[0], e.popReady())
+					require.Same(t, model[0], e.ready.head)
+					e.ready.head.unlist()
 					model = model[1:]
 				}
 			},
-			"": func(t *rapid.T) { require.Equal(t, len(model) == 0, e.Idle()) },
+			"": func(t *rapid.T) {
+				require.Equal(t, len(model) == 0, e.Idle())
+				require.Equal(t, len(owing) > 0, e.Owes())
+			},
 		})
 	})
 }

@@ -50,41 +50,20 @@ func collectEvents(t *testing.T, d *verbs.Device, count int) map[verbs.AsyncEven
 // TestCase_D3_Overrun: 16 completions into a queue of 4. The first 4 are there, then it says that it overran; its queue pairs
 // are in the error state on every shard, and the program is told of each of them once.
 func TestCase_D3_Overrun(t *testing.T) {
-	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{Queues: 3})
-	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
-	ch, err := da.CreateCompChannel()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, ch.Destroy()) })
-	cq, err := da.CreateCQ(verbs.CQInitAttr{CQE: 4, Channel: ch})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, cq.Destroy()) })
-	var qps, peers [3]*verbs.QP
-	for i := range qps {
-		qps[i] = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: cq, RecvCQ: a.recvs})
-		peers[i] = newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs})
-		connectAt(t, qps[i], peers[i], uint32(i+1))
-	}
-	starting := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: cq})
-	require.NoError(t, starting.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
-		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
-	unused := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
-	bystander := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs})
-	require.NoError(t, bystander.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
-		verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
-
-	for _, q := range qps[1:] {
+	o := newOverrun(t)
+	for _, q := range o.qps[1:] {
 		require.NoError(t, q.PostRecv(verbs.RecvWR{WRID: 77})) // flushed into a queue that works
 	}
 	for i := range 16 {
-		err := qps[0].PostSend(verbs.SendWR{
+		err := o.qps[0].PostSend(verbs.SendWR{
 			WRID: uint64(i), Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled,
-			SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
+			SGList: []verbs.SGE{o.a.mr.SGE(0, 8)}, RemoteAddr: o.b.mr.Addr(), RKey: o.b.mr.RKey(),
 		})
 		require.NoError(t, err) // a queue pair in the error state takes requests and flushes them
 	}
-	events := collectEvents(t, da, 5)
-	want := map[verbs.AsyncEvent]int{{Type: verbs.EventCQErr, CQ: cq}: 1, {Type: verbs.EventQPFatal, QP: starting}: 1}
-	for _, q := range qps {
+	events := collectEvents(t, o.a.device, 5)
+	want := map[verbs.AsyncEvent]int{{Type: verbs.EventCQErr, CQ: o.cq}: 1, {Type: verbs.EventQPFatal, QP: o.starting}: 1}
+	for _, q := range o.qps {
 		want[verbs.AsyncEvent{Type: verbs.EventQPFatal, QP: q}] = 1
 		require.Equal(t, verbs.StateError, q.State())
 	}
@@ -92,21 +71,62 @@ func TestCase_D3_Overrun(t *testing.T) {
 	for e := range events {
 		support.Object(t, "Event", e.Type.String(), "completion without room in its CQ")
 	}
-	require.Equal(t, verbs.StateError, starting.State())
-	require.Equal(t, verbs.StateReset, unused.State())
-	require.Equal(t, verbs.StateInit, bystander.State())
-	require.Equal(t, verbs.WCFatalErr, qps[0].Failure().Status)
-	for range qps[1:] {
-		wc := poll(t, a.recvs)
+	require.Equal(t, verbs.StateError, o.starting.State())
+	require.Equal(t, verbs.StateReset, o.unused.State())
+	require.Equal(t, verbs.StateInit, o.bystander.State())
+	require.Equal(t, verbs.WCFatalErr, o.qps[0].Failure().Status)
+	for range o.qps[1:] {
+		wc := poll(t, o.a.recvs)
 		require.EqualValues(t, 77, wc.WRID)
 		require.Equal(t, verbs.WCWRFlushErr, wc.Status)
 	}
+	o.takeRest(t)
+	o.useLater(t)
+}
 
+// overrun is a CQ of four completions on a device of three queues, and the queue pairs that complete there.
+type overrun struct {
+	a, b      *end
+	cq        *verbs.CQ
+	qps       [3]*verbs.QP // connected
+	starting  *verbs.QP    // in INIT
+	unused    *verbs.QP    // in RESET
+	bystander *verbs.QP    // of another CQ
+}
+
+func newOverrun(t *testing.T) *overrun {
+	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{Queues: 3})
+	o := &overrun{a: newEnd(t, da, make([]byte, 64), verbs.QPCap{}), b: newEnd(t, db, make([]byte, 64), verbs.QPCap{})}
+	a, b := o.a, o.b
+	ch, err := da.CreateCompChannel()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ch.Destroy()) })
+	o.cq, err = da.CreateCQ(verbs.CQInitAttr{CQE: 4, Channel: ch})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, o.cq.Destroy()) })
+	for i := range o.qps {
+		o.qps[i] = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: o.cq, RecvCQ: a.recvs})
+		peer := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs})
+		connectAt(t, o.qps[i], peer, uint32(i+1))
+	}
+	initialize := func(q *verbs.QP) *verbs.QP {
+		require.NoError(t, q.Modify(t.Context(), verbs.QPAttr{State: verbs.StateInit, PortNum: 1},
+			verbs.QPStateMask|verbs.QPPKeyIndex|verbs.QPPort|verbs.QPAccessFlags))
+		return q
+	}
+	o.starting = initialize(newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: o.cq}))
+	o.unused = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: o.cq, RecvCQ: o.cq})
+	o.bystander = initialize(newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs}))
+	return o
+}
+
+// takeRest takes the completions that were there before, and is refused everything else.
+func (o *overrun) takeRest(t *testing.T) {
 	wcs := make([]verbs.WC, 3)
 	got := []uint64{}
 	for len(got) < 4 {
-		require.NoError(t, cq.Wait(context.Background()))
-		n, err := cq.Poll(wcs)
+		require.NoError(t, o.cq.Wait(context.Background()))
+		n, err := o.cq.Poll(wcs)
 		require.NoError(t, err)
 		for _, wc := range wcs[:n] {
 			require.Equal(t, verbs.WCSuccess, wc.Status)
@@ -114,25 +134,27 @@ func TestCase_D3_Overrun(t *testing.T) {
 		}
 	}
 	require.Equal(t, []uint64{0, 1, 2, 3}, got)
-	_, err = a.pd.CreateQP(verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: cq})
-	_, polled := cq.Poll(wcs)
+	_, err := o.a.pd.CreateQP(verbs.QPInitAttr{SendCQ: o.a.sends, RecvCQ: o.cq})
+	_, polled := o.cq.Poll(wcs)
 	for name, err := range map[string]error{
-		"Poll": polled, "Wait": cq.Wait(context.Background()), "ReqNotify": cq.ReqNotify(false), "Resize": cq.Resize(100), "CreateQP": err,
+		"Poll": polled, "Wait": o.cq.Wait(context.Background()), "ReqNotify": o.cq.ReqNotify(false), "Resize": o.cq.Resize(100), "CreateQP": err,
 	} {
 		require.ErrorIs(t, err, verbs.ErrOverrun, name)
 		require.ErrorContains(t, err, "4", name)
 		support.Object(t, "CQ", name+" of one that overran", verbs.ErrOverrun)
 	}
+}
 
-	// One that comes to life later dies of its first completion, and says so.
-	peer := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs})
-	connectAt(t, unused, peer, 9)
-	require.NoError(t, unused.PostSend(verbs.SendWR{
-		Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey(),
+// useLater: a queue pair that comes to life later dies of its first completion, and says so.
+func (o *overrun) useLater(t *testing.T) {
+	peer := newQP(t, o.b.pd, verbs.QPInitAttr{SendCQ: o.b.sends, RecvCQ: o.b.recvs})
+	connectAt(t, o.unused, peer, 9)
+	require.NoError(t, o.unused.PostSend(verbs.SendWR{
+		Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, RemoteAddr: o.b.mr.Addr(), RKey: o.b.mr.RKey(),
 	}))
-	require.Equal(t, map[verbs.AsyncEvent]int{{Type: verbs.EventQPFatal, QP: unused}: 1}, collectEvents(t, da, 1))
-	require.Equal(t, verbs.StateError, unused.State())
-	require.Empty(t, collectEvents(t, db, 0))
+	require.Equal(t, map[verbs.AsyncEvent]int{{Type: verbs.EventQPFatal, QP: o.unused}: 1}, collectEvents(t, o.a.device, 1))
+	require.Equal(t, verbs.StateError, o.unused.State())
+	require.Empty(t, collectEvents(t, o.b.device, 0))
 }
 
 // TestOverrunWakes: who waits for an event of the queue learns that none will come.

@@ -142,11 +142,7 @@ func TestCase_D2(t *testing.T) {
 	dead, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
 	require.NoError(t, err)
 	require.NoError(t, dead.Destroy())
-	for name, c := range map[string]struct {
-		spoil func(*verbs.QPInitAttr)
-		want  error
-		says  string
-	}{
+	for name, c := range map[string]wrongQP{
 		"no send CQ":             {func(a *verbs.QPInitAttr) { a.SendCQ = nil }, verbs.ErrInvalid, "CQ"},
 		"no receive CQ":          {func(a *verbs.QPInitAttr) { a.RecvCQ = nil }, verbs.ErrInvalid, "CQ"},
 		"dead send CQ":           {func(a *verbs.QPInitAttr) { a.SendCQ = dead }, verbs.ErrClosed, "CQ"},
@@ -165,32 +161,48 @@ func TestCase_D2(t *testing.T) {
 		"dead protection domain": {nil, verbs.ErrClosed, "PD"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pd, err := d.AllocPD()
-			require.NoError(t, err)
-			cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
-			require.NoError(t, err)
-			attr := verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq}
-			if c.spoil != nil {
-				c.spoil(&attr)
-			} else {
-				require.NoError(t, pd.Dealloc())
-			}
-			_, err = pd.CreateQP(attr)
-			require.ErrorIs(t, err, c.want)
-			require.ErrorContains(t, err, c.says)
+			c.create(t, d)
 			support.Object(t, "QP", "CreateQP, "+name, c.want)
-			require.NoError(t, cq.Destroy())
-			if c.spoil != nil {
-				require.NoError(t, pd.Dealloc())
-			}
 		})
 	}
 	for _, cqe := range []int{-1, 0, verbs.MaxCQE + 1} {
 		_, err := d.CreateCQ(verbs.CQInitAttr{CQE: cqe})
 		require.ErrorIs(t, err, verbs.ErrLimit)
 	}
+	reachLimits(t, d)
+	requireClose(t, d)
+}
 
-	// Every limit can be reached; and when the QP numbers are used up, the last one that goes makes room for another.
+// wrongQP is a queue pair that cannot be made. Without spoil its protection domain is gone.
+type wrongQP struct {
+	spoil func(*verbs.QPInitAttr)
+	want  error
+	says  string
+}
+
+func (c wrongQP) create(t *testing.T, d *verbs.Device) {
+	pd, err := d.AllocPD()
+	require.NoError(t, err)
+	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 1})
+	require.NoError(t, err)
+	attr := verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq}
+	if c.spoil != nil {
+		c.spoil(&attr)
+	} else {
+		require.NoError(t, pd.Dealloc())
+	}
+	_, err = pd.CreateQP(attr)
+	require.ErrorIs(t, err, c.want)
+	require.ErrorContains(t, err, c.says)
+	require.NoError(t, cq.Destroy())
+	if c.spoil != nil {
+		require.NoError(t, pd.Dealloc())
+	}
+}
+
+// reachLimits: every limit can be reached; and when the QP numbers are used up, the last one that goes makes room for
+// another.
+func reachLimits(t *testing.T, d *verbs.Device) {
 	pd, err := d.AllocPD()
 	require.NoError(t, err)
 	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: verbs.MaxCQE})
@@ -221,7 +233,6 @@ func TestCase_D2(t *testing.T) {
 	}
 	require.NoError(t, cq.Destroy())
 	require.NoError(t, pd.Dealloc())
-	requireClose(t, d)
 }
 
 // TestCase_D9: two programs with room for one request each send to each other and wait, in whatever way: neither depends on what

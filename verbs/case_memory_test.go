@@ -239,51 +239,16 @@ func TestCase_C10(t *testing.T) {
 	log := new(records)
 	defer slog.SetDefault(slog.Default())
 	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
-	// A device that cannot be closed in the end, since something on it leaks: one without goroutine and descriptor.
-	l, err := mem.NewNetwork(mem.Options{Manual: true}).NewDevice(mem.DeviceOptions{})
-	require.NoError(t, err)
-	leaky, err := opener.Open[verbs.Device](l, driver.Options{Manual: true})
-	require.NoError(t, err)
-	pd, err := leaky.AllocPD()
-	require.NoError(t, err)
+	keepsBuffer(t, log)
+	warnsOfDropped(t, log)
+}
 
+// keepsBuffer: a registered buffer to which no other reference is left stays until Dereg.
+func keepsBuffer(t *testing.T, log *records) {
+	const size, writes = 32 << 10, 30
 	a, b := pair(t, mem.Options{})
-	const bytes = 32 << 10
 	freed := make(chan struct{})
-	register := func() (remote verbs.RemoteMemory, mr *verbs.MR) {
-		buffer := new([bytes]byte)
-		runtime.AddCleanup(buffer, func(c chan struct{}) { close(c) }, freed)
-		mr, err := b.pd.RegMR(buffer[:], allAccess)
-		require.NoError(t, err)
-		return mr.Remote(), mr
-	}
-	remote, mr := register()
-	var junk [][]byte
-	for i := range 30 {
-		require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{
-			Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: remote.Addr + uint64(i*8), RKey: remote.RKey,
-		}).Status)
-		a.mr.Bytes()[0] = byte(i + 1)
-		runtime.GC()
-		junk = append(junk, make([]byte, bytes)) // takes the buffer's place if it is free
-		for k := range junk[i] {
-			junk[i][k] = 0xEE
-		}
-	}
-	require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{
-		Opcode: verbs.WRRDMARead, SGList: []verbs.SGE{a.mr.SGE(8, 240)}, RemoteAddr: remote.Addr, RKey: remote.RKey,
-	}).Status)
-	for i := range 30 {
-		require.Equal(t, byte(i), a.mr.Bytes()[8+8*i])
-	}
-	select {
-	case <-freed:
-		require.Fail(t, "the buffer is gone")
-	default:
-	}
-	require.NoError(t, mr.Dereg())
-	mr = nil
-	require.Eventually(t, func() bool {
+	isFreed := func() bool {
 		runtime.GC()
 		select {
 		case <-freed:
@@ -291,9 +256,48 @@ func TestCase_C10(t *testing.T) {
 		default:
 			return false
 		}
-	}, 5*time.Second, 10*time.Millisecond, "the buffer is kept after Dereg")
+	}
+	register := func() (remote verbs.RemoteMemory, mr *verbs.MR) {
+		buffer := new([size]byte)
+		runtime.AddCleanup(buffer, func(c chan struct{}) { close(c) }, freed)
+		mr, err := b.pd.RegMR(buffer[:], allAccess)
+		require.NoError(t, err)
+		return mr.Remote(), mr
+	}
+	remote, mr := register()
+	var junk [][]byte
+	for i := range writes {
+		require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{
+			Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, 8)}, RemoteAddr: remote.Addr + uint64(i*8), RKey: remote.RKey,
+		}).Status)
+		a.mr.Bytes()[0] = byte(i + 1)
+		runtime.GC()
+		junk = append(junk, bytes.Repeat([]byte{0xEE}, size)) // takes the buffer's place if it is free
+	}
+	require.Equal(t, verbs.WCSuccess, a.do(t, verbs.SendWR{
+		Opcode: verbs.WRRDMARead, SGList: []verbs.SGE{a.mr.SGE(8, 8*writes)}, RemoteAddr: remote.Addr, RKey: remote.RKey,
+	}).Status)
+	for i := range writes {
+		require.Equal(t, byte(i), a.mr.Bytes()[8+8*i])
+	}
+	require.False(t, isFreed(), "the buffer is gone")
+	runtime.KeepAlive(junk)
+	require.NoError(t, mr.Dereg())
+	mr = nil
+	require.Eventually(t, isFreed, 5*time.Second, 10*time.Millisecond, "the buffer is kept after Dereg")
 	require.NotContains(t, log.String(), "Dereg")
+	support.Object(t, "MR", "buffer to which no other reference is left", "stays until Dereg")
+}
 
+// warnsOfDropped: the log has a warning of each region that was dropped without Dereg.
+func warnsOfDropped(t *testing.T, log *records) {
+	// A device that cannot be closed in the end, since something on it leaks: one without goroutine and descriptor.
+	l, err := mem.NewNetwork(mem.Options{Manual: true}).NewDevice(mem.DeviceOptions{})
+	require.NoError(t, err)
+	leaky, err := opener.Open[verbs.Device](l, driver.Options{Manual: true})
+	require.NoError(t, err)
+	pd, err := leaky.AllocPD()
+	require.NoError(t, err)
 	var keys [2]uint32
 	func() {
 		dropped, err := pd.RegMR(make([]byte, 12345), 0)
@@ -316,7 +320,6 @@ func TestCase_C10(t *testing.T) {
 	require.Contains(t, log.String(), "device="+leaky.Name())
 	require.ErrorIs(t, pd.Dealloc(), verbs.ErrInUse) // they are registered still
 	require.NoError(t, leaky.Close())                // which ends them
-	support.Object(t, "MR", "buffer to which no other reference is left", "stays until Dereg")
 	support.Object(t, "MR", "dropped without Dereg", "a warning in the log")
 }
 

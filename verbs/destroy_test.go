@@ -81,149 +81,168 @@ type destroyer struct {
 
 // destroyInAnyOrder plays one round, and counts in refused what was in use.
 func destroyInAnyOrder(t *testing.T, seed uint64, refused map[string]int, open func() (*verbs.Device, error)) {
-	const queuePairs = 3
-	const part = 4096 // of each buffer: what is sent, what the peer writes and reads, what READs bring
-	random := rand.New(rand.NewPCG(seed, 0))
-	var devices [2]*verbs.Device
-	var ends [2][queuePairs]*end
-	var things []destroyer
-	add := func(what string, destroy func() error) { things = append(things, destroyer{what, destroy}) }
-	for i := range devices {
-		d, err := open()
-		require.NoError(t, err)
-		devices[i] = d
-		add("device", closeEmpty(d))
-		pd, err := d.AllocPD()
-		require.NoError(t, err)
-		add("PD", pd.Dealloc)
-		cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 4096})
-		require.NoError(t, err)
-		add("CQ", cq.Destroy)
-		for k := range queuePairs {
-			e := &end{device: d, pd: pd, sends: cq, recvs: cq}
-			e.mr, err = pd.RegMR(make([]byte, 3*part), everyAccess)
-			require.NoError(t, err)
-			add("MR", e.mr.Dereg)
-			e.qp, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxInline: 16}})
-			require.NoError(t, err)
-			add("QP", e.qp.Destroy)
-			ends[i][k] = e
+	d := &doomed{refused: refused}
+	d.build(t, open)
+	var traffic sync.WaitGroup // until everything is gone
+	for i := range d.devices {
+		for k := range d.ends[i] {
+			traffic.Go(func() { d.post(t, i, k) })
 		}
-	}
-	var windows [queuePairs]*verbs.MW
-	for k := range queuePairs {
-		connect(t, ends[0][k], ends[1][k], verbs.ConnectOptions{Timeout: roce.AckTimeout(8), RetryCnt: new(uint8(1))})
-		var err error
-		windows[k], err = ends[0][k].pd.AllocMW(verbs.MWType1)
-		require.NoError(t, err)
-		add("MW", windows[k].Dealloc)
-	}
-
-	// Traffic, until everything is gone.
-	var traffic sync.WaitGroup
-	for k := range queuePairs {
-		for i := range devices {
-			a, b := ends[i][k], ends[1-i][k]
-			target, key := b.mr.Addr()+part, b.mr.RKey()
-			traffic.Go(func() {
-				for n := 0; ; n++ {
-					wr := verbs.SendWR{Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, part)}, RemoteAddr: target, RKey: key}
-					switch n % 4 {
-					case 1:
-						wr.Opcode, wr.SGList[0] = verbs.WRRDMARead, a.mr.SGE(2*part, part)
-					case 2:
-						wr.SGList[0].Length, wr.Flags = 16, verbs.SendInline|verbs.SendSignaled
-					}
-					err := a.qp.PostSend(wr)
-					if err == nil || errors.Is(err, verbs.ErrQueueFull) || wr.Flags&verbs.SendInline != 0 && errors.Is(err, verbs.ErrInvalid) {
-						_ = a.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{a.mr.SGE(0, 64)}})
-						if i == 0 && n%16 == 0 {
-							_ = a.qp.BindMW(windows[k], verbs.MWBind{MR: a.mr, Addr: a.mr.Addr(), Length: uint64(n % 32 & 16)})
-						}
-						runtime.Gosched()
-						continue
-					}
-					if !errors.Is(err, verbs.ErrClosed) {
-						t.Errorf("post: %v", err)
-					}
-					return
-				}
-			})
-		}
-	}
-	for i := range devices {
-		cq := ends[i][0].sends
+		traffic.Go(func() { takeUntilClosed(t, d.ends[i][0].sends) })
 		traffic.Go(func() {
-			var wcs [16]verbs.WC
-			for n := 0; ; n++ {
-				var err error
-				if n%3 == 0 {
-					ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-					err = cq.Wait(ctx)
-					cancel()
-				} else {
-					_, err = cq.Poll(wcs[:])
-				}
-				if errors.Is(err, verbs.ErrClosed) || errors.Is(err, verbs.ErrOverrun) { // many receives are flushed
-					return
-				}
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("poll: %v", err)
-					return
-				}
-			}
-		})
-		traffic.Go(func() {
-			for ; ends[i][0].qp.PostRecv() == nil; runtime.Gosched() {
-				opener.Counters(devices[i])
-				ends[i][0].qp.Query()
-				_, _ = devices[i].QueryPort()
+			for ; d.ends[i][0].qp.PostRecv() == nil; runtime.Gosched() {
+				opener.Counters(d.devices[i])
+				d.ends[i][0].qp.Query()
+				_, _ = d.devices[i].QueryPort()
 			}
 		})
 	}
 
 	// Each thing is destroyed by two goroutines: one of them succeeds, once.
+	random := rand.New(rand.NewPCG(seed, 0))
 	time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
-	succeeded := make([]int, len(things))
-	var mu sync.Mutex
+	d.succeeded = make([]int, len(d.things))
 	var destroyers sync.WaitGroup
 	for range 2 {
-		order := random.Perm(len(things))
+		order := random.Perm(len(d.things))
 		pause := rand.New(rand.NewPCG(seed, random.Uint64()))
-		destroyers.Go(func() {
-			for start := time.Now(); len(order) > 0; {
-				if time.Since(start) > 10*time.Second {
-					t.Errorf("%d things are left: %v", len(order), things[order[0]].what)
-					return
-				}
-				next := order[0]
-				order = order[1:]
-				switch err := things[next].destroy(); {
-				case err == nil:
-					mu.Lock()
-					succeeded[next]++
-					mu.Unlock()
-				case errors.Is(err, verbs.ErrInUse) && strings.ContainsAny(err.Error(), "123456789"): // it says by how many
-					order = append(order, next)
-					mu.Lock()
-					refused[things[next].what]++
-					mu.Unlock()
-				case !errors.Is(err, verbs.ErrClosed):
-					t.Errorf("destroy %s: %v", things[next].what, err)
-				}
-				if pause.IntN(4) == 0 {
-					time.Sleep(time.Duration(pause.IntN(200)) * time.Microsecond)
-				}
-			}
-		})
+		destroyers.Go(func() { d.destroy(t, order, pause) })
 	}
 	destroyers.Wait()
 	if t.Failed() {
 		t.FailNow() // the traffic goes on
 	}
 	traffic.Wait()
-	for i, n := range succeeded {
-		require.Equal(t, 1, n, "%s", things[i].what)
+	for i, n := range d.succeeded {
+		require.Equal(t, 1, n, "%s", d.things[i].what)
+	}
+}
+
+const (
+	doomedPairs = 3
+	doomedPart  = 4096 // of each buffer: what is sent, what the peer writes and reads, what READs bring
+)
+
+// doomed is two devices with all kinds of things on them, which are destroyed in any order while they are in use.
+type doomed struct {
+	devices [2]*verbs.Device
+	ends    [2][doomedPairs]*end
+	windows [doomedPairs]*verbs.MW
+	things  []destroyer
+
+	mu        sync.Mutex
+	succeeded []int          // by thing
+	refused   map[string]int // by kind
+}
+
+func (d *doomed) build(t *testing.T, open func() (*verbs.Device, error)) {
+	add := func(what string, destroy func() error) { d.things = append(d.things, destroyer{what, destroy}) }
+	for i := range d.devices {
+		device, err := open()
+		require.NoError(t, err)
+		d.devices[i] = device
+		add("device", closeEmpty(device))
+		pd, err := device.AllocPD()
+		require.NoError(t, err)
+		add("PD", pd.Dealloc)
+		cq, err := device.CreateCQ(verbs.CQInitAttr{CQE: 4096})
+		require.NoError(t, err)
+		add("CQ", cq.Destroy)
+		for k := range doomedPairs {
+			e := &end{device: device, pd: pd, sends: cq, recvs: cq}
+			e.mr, err = pd.RegMR(make([]byte, 3*doomedPart), everyAccess)
+			require.NoError(t, err)
+			add("MR", e.mr.Dereg)
+			e.qp, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxInline: 16}})
+			require.NoError(t, err)
+			add("QP", e.qp.Destroy)
+			d.ends[i][k] = e
+		}
+	}
+	for k := range doomedPairs {
+		connect(t, d.ends[0][k], d.ends[1][k], verbs.ConnectOptions{Timeout: roce.AckTimeout(8), RetryCnt: new(uint8(1))})
+		var err error
+		d.windows[k], err = d.ends[0][k].pd.AllocMW(verbs.MWType1)
+		require.NoError(t, err)
+		add("MW", d.windows[k].Dealloc)
+	}
+}
+
+// post posts WRITEs, READs, receives and binds at one end of a pair until its queue pair is gone.
+func (d *doomed) post(t *testing.T, i, k int) {
+	a, b := d.ends[i][k], d.ends[1-i][k]
+	target, key := b.mr.Addr()+doomedPart, b.mr.RKey()
+	for n := 0; ; n++ {
+		wr := verbs.SendWR{Opcode: verbs.WRRDMAWrite, SGList: []verbs.SGE{a.mr.SGE(0, doomedPart)}, RemoteAddr: target, RKey: key}
+		switch n % 4 {
+		case 1:
+			wr.Opcode, wr.SGList[0] = verbs.WRRDMARead, a.mr.SGE(2*doomedPart, doomedPart)
+		case 2:
+			wr.SGList[0].Length, wr.Flags = 16, verbs.SendInline|verbs.SendSignaled
+		}
+		err := a.qp.PostSend(wr)
+		if err == nil || errors.Is(err, verbs.ErrQueueFull) || wr.Flags&verbs.SendInline != 0 && errors.Is(err, verbs.ErrInvalid) {
+			_ = a.qp.PostRecv(verbs.RecvWR{SGList: []verbs.SGE{a.mr.SGE(0, 64)}})
+			if i == 0 && n%16 == 0 {
+				_ = a.qp.BindMW(d.windows[k], verbs.MWBind{MR: a.mr, Addr: a.mr.Addr(), Length: uint64(n % 32 & 16)})
+			}
+			runtime.Gosched()
+			continue
+		}
+		if !errors.Is(err, verbs.ErrClosed) {
+			t.Errorf("post: %v", err)
+		}
+		return
+	}
+}
+
+// takeUntilClosed waits and polls until the CQ is gone, or has overrun: many receives are flushed.
+func takeUntilClosed(t *testing.T, cq *verbs.CQ) {
+	var wcs [16]verbs.WC
+	for n := 0; ; n++ {
+		var err error
+		if n%3 == 0 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			err = cq.Wait(ctx)
+			cancel()
+		} else {
+			_, err = cq.Poll(wcs[:])
+		}
+		if errors.Is(err, verbs.ErrClosed) || errors.Is(err, verbs.ErrOverrun) {
+			return
+		}
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("poll: %v", err)
+			return
+		}
+	}
+}
+
+// destroy destroys the things in an order. What is refused because it is in use comes again behind the others.
+func (d *doomed) destroy(t *testing.T, order []int, pause *rand.Rand) {
+	for start := time.Now(); len(order) > 0; {
+		if time.Since(start) > 10*time.Second {
+			t.Errorf("%d things are left: %v", len(order), d.things[order[0]].what)
+			return
+		}
+		next := order[0]
+		order = order[1:]
+		switch err := d.things[next].destroy(); {
+		case err == nil:
+			d.mu.Lock()
+			d.succeeded[next]++
+			d.mu.Unlock()
+		case errors.Is(err, verbs.ErrInUse) && strings.ContainsAny(err.Error(), "123456789"): // it says by how many
+			order = append(order, next)
+			d.mu.Lock()
+			d.refused[d.things[next].what]++
+			d.mu.Unlock()
+		case !errors.Is(err, verbs.ErrClosed):
+			t.Errorf("destroy %s: %v", d.things[next].what, err)
+		}
+		if pause.IntN(4) == 0 {
+			time.Sleep(time.Duration(pause.IntN(200)) * time.Microsecond)
+		}
 	}
 }
 

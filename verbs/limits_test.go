@@ -120,21 +120,36 @@ func TestCase_D14_Objects(t *testing.T) {
 func TestCase_D14_Sizes(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	attr := a.device.QueryDevice()
-	refused := func(err error, sentinel error, numbers ...uint64) {
-		t.Helper()
-		require.ErrorIs(t, err, sentinel)
-		for _, n := range numbers {
-			require.ErrorContains(t, err, fmt.Sprint(n))
-		}
-		support.Limit(t, "sizes", err)
-	}
-	over := func(limit int) (uint64, uint64) { return uint64(limit) + 1, uint64(limit) }
+	largestQueues(t, a, attr)
+	largestSRQ(t, b, attr)
+	most := verbs.QPCap{MaxSendSGE: attr.MaxSGE, MaxRecvSGE: attr.MaxSGE}
+	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, Cap: most})
+	target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, Cap: most})
+	connectAt(t, sender, target, 0)
+	mostElements(t, a, b, sender, target, attr)
+	mostReads(t, b, sender, target, attr)
+	longestMessage(t, a, b)
+}
 
+// refusedSize checks an error that names the sentinel and the numbers that clash.
+func refusedSize(t *testing.T, err error, sentinel error, numbers ...uint64) {
+	t.Helper()
+	require.ErrorIs(t, err, sentinel)
+	for _, n := range numbers {
+		require.ErrorContains(t, err, fmt.Sprint(n))
+	}
+	support.Limit(t, "sizes", err)
+}
+
+func over(limit int) (uint64, uint64) { return uint64(limit) + 1, uint64(limit) }
+
+// largestQueues: a CQ and a queue pair of the largest sizes are made, and no larger ones.
+func largestQueues(t *testing.T, a *end, attr verbs.DeviceAttr) {
 	cq := newCQ(t, a.device, attr.MaxCQE)
 	require.Equal(t, attr.MaxCQE, cq.CQE())
 	more, limit := over(attr.MaxCQE)
 	_, err := a.device.CreateCQ(verbs.CQInitAttr{CQE: int(more)})
-	refused(err, verbs.ErrLimit, more, limit)
+	refusedSize(t, err, verbs.ErrLimit, more, limit)
 
 	full := verbs.QPCap{MaxSendWR: attr.MaxQPWR, MaxRecvWR: attr.MaxQPWR, MaxSendSGE: attr.MaxSGE, MaxRecvSGE: attr.MaxSGE}
 	require.Equal(t, full, newQP(t, a.pd, verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: full}).Cap())
@@ -147,25 +162,26 @@ func TestCase_D14_Sizes(t *testing.T) {
 	} {
 		_, err := a.pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: c.cap})
 		more, limit := over(c.limit)
-		refused(err, verbs.ErrLimit, more, limit)
+		refusedSize(t, err, verbs.ErrLimit, more, limit)
 	}
+}
 
+// largestSRQ: so is an SRQ, and it takes as many receives.
+func largestSRQ(t *testing.T, b *end, attr verbs.DeviceAttr) {
 	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxWR: attr.MaxSRQWR, MaxSGE: attr.MaxSRQSGE, SRQLimit: attr.MaxSRQWR})
 	wrs := make([]verbs.RecvWR, attr.MaxSRQWR)
 	require.NoError(t, srq.PostRecv(wrs...))
-	refused(srq.PostRecv(verbs.RecvWR{}), verbs.ErrQueueFull, uint64(attr.MaxSRQWR))
+	refusedSize(t, srq.PostRecv(verbs.RecvWR{}), verbs.ErrQueueFull, uint64(attr.MaxSRQWR))
 	for _, c := range []verbs.SRQInitAttr{{MaxWR: attr.MaxSRQWR + 1}, {MaxSGE: attr.MaxSRQSGE + 1}} {
 		_, err := b.pd.CreateSRQ(c)
-		refused(err, verbs.ErrLimit, uint64(max(c.MaxWR, c.MaxSGE)), uint64(max(c.MaxWR, c.MaxSGE)-1))
+		refusedSize(t, err, verbs.ErrLimit, uint64(max(c.MaxWR, c.MaxSGE)), uint64(max(c.MaxWR, c.MaxSGE)-1))
 	}
-	_, err = b.pd.CreateSRQ(verbs.SRQInitAttr{MaxWR: 4, SRQLimit: 5})
-	refused(err, verbs.ErrInvalid, 4, 5)
+	_, err := b.pd.CreateSRQ(verbs.SRQInitAttr{MaxWR: 4, SRQLimit: 5})
+	refusedSize(t, err, verbs.ErrInvalid, 4, 5)
+}
 
-	// A request with the most elements, scattered over as many.
-	sge := verbs.QPCap{MaxSendSGE: attr.MaxSGE, MaxRecvSGE: attr.MaxSGE}
-	sender := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: a.sends, RecvCQ: a.recvs, Cap: sge})
-	target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, Cap: sge})
-	connectAt(t, sender, target, 0)
+// mostElements: a request has the most elements, and is scattered over as many.
+func mostElements(t *testing.T, a, b *end, sender, target *verbs.QP, attr verbs.DeviceAttr) {
 	var from, into []verbs.SGE
 	for i := range attr.MaxSGE {
 		from, into = append(from, a.mr.SGE(3*i, 3)), append(into, b.mr.SGE(1000-4*i, 3))
@@ -177,10 +193,12 @@ func TestCase_D14_Sizes(t *testing.T) {
 	for i := range attr.MaxSGE {
 		require.Equal(t, []byte{byte(i), 1, 2}, b.mr.Bytes()[1000-4*i:][:3])
 	}
-	more, limit = over(attr.MaxSGE)
-	refused(sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: append(from, from[0])}), verbs.ErrTooManySGEs, more, limit)
+	more, limit := over(attr.MaxSGE)
+	refusedSize(t, sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: append(from, from[0])}), verbs.ErrTooManySGEs, more, limit)
+}
 
-	// READs in flight, by both attributes.
+// mostReads: as many READs are in flight as the attributes of both directions allow.
+func mostReads(t *testing.T, b *end, sender, target *verbs.QP, attr verbs.DeviceAttr) {
 	gid, err := b.device.QueryGID(0)
 	require.NoError(t, err)
 	for _, c := range []struct{ initiator, responder, want int }{
@@ -194,14 +212,17 @@ func TestCase_D14_Sizes(t *testing.T) {
 		if c.want == 0 {
 			require.NoError(t, err)
 		} else {
-			refused(err, verbs.ErrAttribute, 128, 129)
+			refusedSize(t, err, verbs.ErrAttribute, 128, 129)
 		}
 	}
+}
 
-	// The longest message is posted; one byte more is not. A queue pair without a peer shows it.
+// longestMessage: the longest message is posted, and one byte more is not. A queue pair without a peer shows it.
+func longestMessage(t *testing.T, a, b *end) {
+	cq := newCQ(t, a.device, 4)
 	long := newQP(t, a.pd, verbs.QPInitAttr{SendCQ: cq, RecvCQ: cq})
 	connectAt(t, long, newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs}), 0)
-	refused(long.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 1<<31+1)}}), verbs.ErrMessageTooLong, 1<<31+1, 1<<31)
+	refusedSize(t, long.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 1<<31+1)}}), verbs.ErrMessageTooLong, 1<<31+1, 1<<31)
 	require.NoError(t, long.PostSend(verbs.SendWR{Opcode: verbs.WRSend, SGList: []verbs.SGE{a.mr.SGE(0, 1<<31)}}))
 }
 

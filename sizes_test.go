@@ -24,13 +24,8 @@ var dataPath = []string{"roce", "xsk", "verbs"}
 // longFunctions are those that may be longer still. The list shrinks: a function that is short enough has to leave it.
 var longFunctions = map[string]bool{
 	"verbs.dieYoung":          true,
-	"verbs.inhabit":           true,
 	"verbs.TestCase_Identity": true,
 	"verbs.TestCase_Queues":   true,
-	"verbs.TestMisuse":        true,
-	"verbs.TestMisuseOfKeys":  true,
-	"verbs.TestNoLostWakeup":  true,
-	"verbs.TestSRQ":           true,
 }
 
 // TestSizes: functions and files of the data path stay short enough to be read at once.

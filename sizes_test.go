@@ -21,21 +21,8 @@ const (
 // dataPath are the folders whose files are read from top to bottom: the way of a packet.
 var dataPath = []string{"roce", "xsk", "verbs"}
 
-// longFunctions are those that may be longer still. The list shrinks: a function that is short enough has to leave it.
-var longFunctions = map[string]bool{
-	"verbs.dieYoung":          true,
-	"verbs.inhabit":           true,
-	"verbs.TestCase_Identity": true,
-	"verbs.TestCase_Queues":   true,
-	"verbs.TestMisuse":        true,
-	"verbs.TestMisuseOfKeys":  true,
-	"verbs.TestNoLostWakeup":  true,
-	"verbs.TestSRQ":           true,
-}
-
 // TestSizes: functions and files of the data path stay short enough to be read at once.
 func TestSizes(t *testing.T) {
-	long := make(map[string]bool)
 	require.NoError(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") {
 			return err
@@ -57,15 +44,9 @@ func TestSizes(t *testing.T) {
 			if !ok {
 				continue
 			}
-			if lines := line(f.End()) - line(f.Pos()) + 1; lines > functionLines {
-				name := filepath.ToSlash(filepath.Dir(path)) + "." + f.Name.Name
-				long[name] = true
-				require.True(t, longFunctions[name], "%s in %s has %d lines, the most are %d", name, path, lines, functionLines)
-			}
+			name := filepath.ToSlash(filepath.Dir(path)) + "." + f.Name.Name
+			require.LessOrEqual(t, line(f.End())-line(f.Pos())+1, functionLines, "lines of %s in %s", name, path)
 		}
 		return nil
 	}))
-	for name := range longFunctions {
-		require.True(t, long[name], "%s is short enough: take it off the list", name)
-	}
 }

@@ -96,34 +96,14 @@ func outsiders(t *testing.T, n *netlab.Namespace) (number int) {
 
 // inhabit exchanges data with the peer, which is on the other end of the standard streams, says so, and waits to be killed.
 func inhabit(number string) error {
-	d, err := verbs.OpenDevice(context.Background(), "veth0", verbs.Options{NoControl: true})
+	i, err := newInhabitant()
 	if err != nil {
 		return err
 	}
-	pd, err := d.AllocPD()
-	if err != nil {
-		return err
-	}
-	const half = 1 << 20
-	buffer := make([]byte, 2*half)
-	mr, err := pd.RegMR(buffer, allAccess)
-	if err != nil {
-		return err
-	}
-	cq, err := d.CreateCQ(verbs.CQInitAttr{CQE: 16})
-	if err != nil {
-		return err
-	}
-	received, err := d.CreateCQ(verbs.CQInitAttr{CQE: 16})
-	if err != nil {
-		return err
-	}
-	qp, err := pd.CreateQP(verbs.QPInitAttr{SendCQ: cq, RecvCQ: received})
-	if err != nil {
-		return err
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	o := verbs.ConnectOptions{Timeout: roce.AckTimeout(18)} // a machine with so many processes is a busy one
-	local, err := qp.Endpoint(o)
+	local, err := i.qp.Endpoint(o)
 	if err != nil {
 		return err
 	}
@@ -131,53 +111,95 @@ func inhabit(number string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := qp.Connect(ctx, remote, o); err != nil {
+	if err := i.qp.Connect(ctx, remote, o); err != nil {
+		return err
+	}
+	if err := i.qp.PostRecv(verbs.RecvWR{}); err != nil { // for the last WRITE
 		return err
 	}
 	type greeting struct {
 		Number string
 		Memory verbs.RemoteMemory
 	}
-	if err := qp.PostRecv(verbs.RecvWR{}); err != nil { // for the last WRITE
-		return err
-	}
 	var peer greeting
-	if err := jsonline.Write(os.Stdout, greeting{number, mr.Remote()}); err != nil {
+	if err := jsonline.Write(os.Stdout, greeting{number, i.mr.Remote()}); err != nil {
 		return err
 	}
 	if err := jsonline.Read(os.Stdin, &peer); err != nil {
 		return err
 	}
-	copy(buffer, bytes.Repeat([]byte(number+" "), half/(len(number)+1)))
-	const writes = 20
-	for i := range writes {
-		wr := verbs.SendWR{
-			Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{mr.SGE(0, half)},
-			RemoteAddr: peer.Memory.Addr + half, RKey: peer.Memory.RKey,
-		}
-		if i == writes-1 {
-			wr.Opcode = verbs.WRRDMAWriteWithImm
-		}
-		if err := qp.PostSend(wr); err != nil {
-			return err
-		}
-		if err := await(ctx, qp, cq); err != nil {
-			return err
-		}
-	}
-	if err := await(ctx, qp, received); err != nil {
+	if err := i.write(ctx, number, peer.Memory); err != nil {
 		return err
 	}
-	want := make([]byte, half)
-	copy(want, bytes.Repeat([]byte(peer.Number+" "), half/(len(peer.Number)+1)))
-	if !bytes.Equal(buffer[half:], want) {
+	if err := await(ctx, i.qp, i.received); err != nil {
+		return err
+	}
+	want := make([]byte, inhabitantHalf)
+	fillWith(want, peer.Number)
+	if !bytes.Equal(i.mr.Bytes()[inhabitantHalf:], want) {
 		return fmt.Errorf("process %s has other data than those of its peer %s", number, peer.Number)
 	}
 	fmt.Fprintf(os.Stderr, "process %s has the data of its peer\n", number)
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
+}
+
+// inhabitantHalf is the half of a region, in bytes: the first one is written to the peer, who writes into the second.
+const inhabitantHalf = 1 << 20
+
+type inhabitant struct {
+	mr           *verbs.MR
+	cq, received *verbs.CQ
+	qp           *verbs.QP
+}
+
+func newInhabitant() (*inhabitant, error) {
+	d, err := verbs.OpenDevice(context.Background(), "veth0", verbs.Options{NoControl: true})
+	if err != nil {
+		return nil, err
+	}
+	pd, err := d.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	i := new(inhabitant)
+	if i.mr, err = pd.RegMR(make([]byte, 2*inhabitantHalf), allAccess); err != nil {
+		return nil, err
+	}
+	if i.cq, err = d.CreateCQ(verbs.CQInitAttr{CQE: 16}); err != nil {
+		return nil, err
+	}
+	if i.received, err = d.CreateCQ(verbs.CQInitAttr{CQE: 16}); err != nil {
+		return nil, err
+	}
+	i.qp, err = pd.CreateQP(verbs.QPInitAttr{SendCQ: i.cq, RecvCQ: i.received})
+	return i, err
+}
+
+func fillWith(half []byte, number string) {
+	copy(half, bytes.Repeat([]byte(number+" "), len(half)/(len(number)+1)))
+}
+
+// write writes the number into the peer's memory, many times, and tells it of the last one.
+func (i *inhabitant) write(ctx context.Context, number string, to verbs.RemoteMemory) error {
+	const writes = 20
+	fillWith(i.mr.Bytes()[:inhabitantHalf], number)
+	for n := range writes {
+		wr := verbs.SendWR{
+			Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{i.mr.SGE(0, inhabitantHalf)},
+			RemoteAddr: to.Addr + inhabitantHalf, RKey: to.RKey,
+		}
+		if n == writes-1 {
+			wr.Opcode = verbs.WRRDMAWriteWithImm
+		}
+		if err := i.qp.PostSend(wr); err != nil {
+			return err
+		}
+		if err := await(ctx, i.qp, i.cq); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // await waits for one completion, which must be of success.

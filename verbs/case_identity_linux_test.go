@@ -44,16 +44,51 @@ func TestCase_Identity(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
 	p := &ports{pair: pair, devices: [2]*verbs.Device{openDevice(t, &pair.A, verbs.Options{}), openDevice(t, &pair.B, verbs.Options{})}}
 	d := p.devices[0]
+	a, b := p.ends(t, endurance)
+	requireWorks(t, a, b)
+	followsName(t, &pair.A, d, folder)
+	requireWorks(t, a, b)
+
+	// A stranger with the first name, and then one with the last.
+	was := pair.A
+	addStranger(t, &was, "va")
+	change(t, &pair.A, netlink.LinkDel)
+	untilEvent(t, d, verbs.EventPortErr)
+	require.Never(t, func() bool { _ = downReason(t, d); return d.Name() != "roce0" }, 100*time.Millisecond, 10*time.Millisecond)
+	require.Contains(t, downReason(t, d), "roce0 was deleted or has left its namespace")
+	addStranger(t, &was, "roce0")
+	const another = "roce0 was deleted or has left its namespace: what has its name now is another network device: its Ethernet address is "
+	require.Eventually(t, func() bool {
+		reason := downReason(t, d)
+		return reason != "" && len(reason) > len(another)
+	}, soonEnough, time.Millisecond)
+	require.Contains(t, downReason(t, d), another)
+	require.Contains(t, downReason(t, d), "and was "+was.HardwareAddr.String())
+	change(t, &was, func(device netlink.Link) error {
+		xdp := device.Attrs().Xdp
+		require.False(t, xdp != nil && xdp.Attached, "the stranger has our program")
+		return nil
+	})
+	portState(t, d, verbs.PortDown)
+	require.Equal(t, 1, strings.Count(log.String(), "another network device has the name of the one that went"), log)
+
+	// The one that it was.
+	change(t, &was, netlink.LinkDel)
+	require.Eventually(t, func() bool { return len(downReason(t, d)) < len(another) }, soonEnough, time.Millisecond)
+	remake(t, pair, netlab.PairOptions{})
+	untilEvent(t, d, verbs.EventPortActive)
+	requireWorks(t, a, b)
+}
+
+// followsName renames va into roce0: the device is known by that name everywhere.
+func followsName(t *testing.T, end *netlab.End, d *verbs.Device, folder string) {
 	speed := func() int {
 		port, err := d.QueryPort()
 		require.NoError(t, err)
 		return port.LinkSpeed
 	}
 	require.Equal(t, 10_000, speed())
-	a, b := p.ends(t, endurance)
-	requireWorks(t, a, b)
-
-	rename(t, &pair.A, "roce0")
+	rename(t, end, "roce0")
 	require.Equal(t, 10_000, speed(), "by the new name at once")
 	require.Eventually(t, func() bool { return d.Name() == "roce0" }, soonEnough, time.Millisecond)
 	require.Equal(t, "roce0", look(t, d).Device.Name)
@@ -70,51 +105,24 @@ func TestCase_Identity(t *testing.T) {
 	var told verbs.Snapshot
 	require.NoError(t, control.Get(t.Context(), d.ControlSocket(), verbs.WantCounters, &told))
 	require.Equal(t, "roce0", told.Device.Name)
-	requireWorks(t, a, b)
+}
 
-	// A stranger with the first name, and then one with the last.
-	mac := pair.A.HardwareAddr
-	was := pair.A
-	stranger := func(name string) {
-		require.NoError(t, was.Namespace.Do(func() error {
-			attributes := netlink.NewLinkAttrs()
-			attributes.Name = name
-			veth := netlink.NewVeth(attributes)
-			veth.PeerName, veth.PeerHardwareAddr = "peer-"+name, net.HardwareAddr{2, 0, 0, 0, 0, byte(len(name))}
-			peer := netlink.NewLinkAttrs()
-			peer.Name = veth.PeerName
-			return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: peer}), netlink.LinkSetUp(veth))
-		}))
-	}
-	reason := func() string {
-		err := d.CheckPathMTU(verbs.MTU256)
-		require.ErrorIs(t, err, verbs.ErrDown)
-		return err.Error()
-	}
-	stranger("va")
-	change(t, &pair.A, netlink.LinkDel)
-	untilEvent(t, d, verbs.EventPortErr)
-	require.Never(t, func() bool { _ = reason(); return d.Name() != "roce0" }, 100*time.Millisecond, 10*time.Millisecond)
-	require.Contains(t, reason(), "roce0 was deleted or has left its namespace")
-	stranger("roce0")
-	const another = "roce0 was deleted or has left its namespace: what has its name now is another network device: its Ethernet address is "
-	require.Eventually(t, func() bool {
-		return reason() != "" && len(reason()) > len(another)
-	}, soonEnough, time.Millisecond)
-	require.Contains(t, reason(), another)
-	require.Contains(t, reason(), "and was "+mac.String())
-	change(t, &was, func(device netlink.Link) error {
-		xdp := device.Attrs().Xdp
-		require.False(t, xdp != nil && xdp.Attached, "the stranger has our program")
-		return nil
-	})
-	portState(t, d, verbs.PortDown)
-	require.Equal(t, 1, strings.Count(log.String(), "another network device has the name of the one that went"), log)
+// addStranger adds another network device of a name to the namespace of an end.
+func addStranger(t *testing.T, end *netlab.End, name string) {
+	require.NoError(t, end.Namespace.Do(func() error {
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name = name
+		veth := netlink.NewVeth(attributes)
+		veth.PeerName, veth.PeerHardwareAddr = "peer-"+name, net.HardwareAddr{2, 0, 0, 0, 0, byte(len(name))}
+		peer := netlink.NewLinkAttrs()
+		peer.Name = veth.PeerName
+		return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: peer}), netlink.LinkSetUp(veth))
+	}))
+}
 
-	// The one that it was.
-	change(t, &was, netlink.LinkDel)
-	require.Eventually(t, func() bool { return len(reason()) < len(another) }, soonEnough, time.Millisecond)
-	remake(t, pair, netlab.PairOptions{})
-	untilEvent(t, d, verbs.EventPortActive)
-	requireWorks(t, a, b)
+// downReason is why a device is down.
+func downReason(t *testing.T, d *verbs.Device) string {
+	err := d.CheckPathMTU(verbs.MTU256)
+	require.ErrorIs(t, err, verbs.ErrDown)
+	return err.Error()
 }

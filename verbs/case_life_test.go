@@ -51,36 +51,9 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 	connect(t, a, b, verbs.ConnectOptions{})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(rounds)*20*time.Millisecond)
 	defer cancel()
-	buffer := func(e *end) *verbs.MR {
-		mr, err := e.pd.RegMR(make([]byte, 16<<10), allAccess)
-		require.NoError(t, err)
-		return mr
-	}
 	dead := map[verbs.QPN]bool{}
-	drain := func(e *end) {
-		var wcs [64]verbs.WC
-		for n := len(wcs); n == len(wcs); {
-			var err error
-			n, err = e.sends.Poll(wcs[:])
-			require.NoError(t, err)
-			for _, wc := range wcs[:n] {
-				require.False(t, dead[wc.QPN], "a completion of a queue pair that was destroyed: %+v", wc)
-			}
-		}
-	}
-	var ends [2]*end
 	for round := range rounds {
-		for i, e := range []*end{a, b} {
-			qp, err := e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.sends, RecvCQ: e.recvs})
-			require.NoError(t, err)
-			ends[i] = &end{qp: qp, mr: buffer(e)}
-			delete(dead, qp.QPN())
-		}
-		for i, e := range ends {
-			remote, err := ends[1-i].qp.Endpoint(verbs.ConnectOptions{})
-			require.NoError(t, err)
-			require.NoError(t, e.qp.Connect(ctx, remote, verbs.ConnectOptions{Timeout: roce.AckTimeout(6 + uint8(round%4))}))
-		}
+		ends := bornYoung(ctx, t, [2]*end{a, b}, round, dead)
 		for i, e := range ends {
 			for range 32 {
 				wr := write(e, ends[1-i], 0)
@@ -103,7 +76,7 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 		}
 		// What was complete before is there still, and nothing more may come.
 		for i, e := range []*end{a, b} {
-			drain(e)
+			drainOfLiving(t, e, dead)
 			dead[ends[i].qp.QPN()] = true
 		}
 		if round%50 == 49 {
@@ -118,18 +91,54 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 			}
 		}
 	}
-	// Nobody is left who would send anything.
+	requireSilent(t, a, b)
+	support.Object(t, "QP", "Destroy with packets of it under way", "no completion any more, other QPs go on")
+}
+
+// bornYoung makes a connected pair of queue pairs on the CQs of the ends that stay.
+func bornYoung(ctx context.Context, t *testing.T, on [2]*end, round int, dead map[verbs.QPN]bool) (ends [2]*end) {
+	for i, e := range on {
+		qp, err := e.pd.CreateQP(verbs.QPInitAttr{SendCQ: e.sends, RecvCQ: e.recvs})
+		require.NoError(t, err)
+		mr, err := e.pd.RegMR(make([]byte, 16<<10), allAccess)
+		require.NoError(t, err)
+		ends[i] = &end{qp: qp, mr: mr}
+		delete(dead, qp.QPN())
+	}
+	for i, e := range ends {
+		remote, err := ends[1-i].qp.Endpoint(verbs.ConnectOptions{})
+		require.NoError(t, err)
+		require.NoError(t, e.qp.Connect(ctx, remote, verbs.ConnectOptions{Timeout: roce.AckTimeout(6 + uint8(round%4))}))
+	}
+	return ends
+}
+
+// drainOfLiving takes all completions, none of which may be of a queue pair that was destroyed before.
+func drainOfLiving(t *testing.T, e *end, dead map[verbs.QPN]bool) {
+	t.Helper()
+	var wcs [64]verbs.WC
+	for n := len(wcs); n == len(wcs); {
+		var err error
+		n, err = e.sends.Poll(wcs[:])
+		require.NoError(t, err)
+		for _, wc := range wcs[:n] {
+			require.False(t, dead[wc.QPN], "a completion of a queue pair that was destroyed: %+v", wc)
+		}
+	}
+}
+
+// requireSilent: nobody is left who would send anything, and packets for queue pairs that are gone were counted as such.
+func requireSilent(t *testing.T, a, b *end) {
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, patience, tick)
 	time.Sleep(20 * time.Millisecond)
-	ca, cb := opener.Counters(da), opener.Counters(db)
+	ca, cb := opener.Counters(a.device), opener.Counters(b.device)
 	time.Sleep(50 * time.Millisecond)
-	require.Equal(t, ca.Transport.SentPackets, opener.Counters(da).Transport.SentPackets)
-	require.Equal(t, cb.Transport.SentPackets, opener.Counters(db).Transport.SentPackets)
+	require.Equal(t, ca.Transport.SentPackets, opener.Counters(a.device).Transport.SentPackets)
+	require.Equal(t, cb.Transport.SentPackets, opener.Counters(b.device).Transport.SentPackets)
 	unknown := ca.DropReasons()["qpn_unknown"] + cb.DropReasons()["qpn_unknown"]
 	require.NotZero(t, unknown, "%v %v", ca.DropReasons(), cb.DropReasons())
 	t.Logf("%d late packets of %d; %v; %v", unknown, ca.Transport.SentPackets+cb.Transport.SentPackets, ca.DropReasons(), cb.DropReasons())
 	require.Zero(t, ca.Link.InvalidDescriptors+cb.Link.InvalidDescriptors)
-	support.Object(t, "QP", "Destroy with packets of it under way", "no completion any more, other QPs go on")
 }
 
 // TestCase_D2: whatever step of CreateQP fails, it fails with a reason, and leaves nothing behind: all that it would have used can

@@ -90,21 +90,8 @@ func TestCase_Queues(t *testing.T) {
 	pair, err := netlab.NewPair(netlab.PairOptions{Queues: 6, MTU: 4200})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pair.Close()) })
-	channels := func(receive, transmit int) error { // of both, in the order that the kernel asks for
-		for _, e := range []*netlab.End{&pair.A, &pair.B} {
-			if err := e.SetChannels(receive, 4); err != nil {
-				return err
-			}
-		}
-		for _, e := range []*netlab.End{&pair.A, &pair.B} {
-			if err := e.SetChannels(receive, transmit); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	require.NoError(t, channels(6, 4))
-	require.NoError(t, channels(4, 4))
+	require.NoError(t, setChannels(pair, 6, 4))
+	require.NoError(t, setChannels(pair, 4, 4))
 	a, b := openDevice(t, &pair.A, verbs.Options{}), openDevice(t, &pair.B, verbs.Options{})
 	require.Len(t, look(t, a).Shards, 4)
 
@@ -136,60 +123,78 @@ func TestCase_Queues(t *testing.T) {
 	for _, receive := range []int{5, 6} {
 		time.Sleep(length / 3)
 		require.ErrorIs(t, pair.B.SetChannels(3, 3), unix.EINVAL, "they are used")
-		require.NoError(t, channels(receive, receive))
+		require.NoError(t, setChannels(pair, receive, receive))
 	}
 	working.Wait()
 
-	var rounds, data, retransmitted, moves, handed uint64
+	var rounds, data uint64
 	for _, w := range works {
 		w.b.qp.Query() // the race detector does not see that the kernel has carried the news: the lock of the shard shows it
 		require.Equal(t, w.rounds*w.step, binary.NativeEndian.Uint64(w.word), "the sum of all additions")
 		rounds += w.rounds
 		data += w.bytes
 	}
+	sum := map[string]uint64{}
 	for _, d := range []*verbs.Device{a, b} {
-		s := look(t, d)
-		require.Len(t, s.QPs, pairs)
-		at := map[int]int{}
-		for _, q := range s.QPs {
-			at[q.Shard]++
-		}
-		text := ""
-		sum := map[string]uint64{}
-		for _, shard := range s.Shards {
-			require.NotZero(t, shard.Link.Received, "queue %d", shard.Index)
-			require.NotZero(t, shard.Link.Transmitted, "queue %d", shard.Index)
-			for name, n := range shard.Counters.Counts {
-				sum[name] += n
-			}
-			text += fmt.Sprintf(" queue %d: %d queue pairs, %d received, %d sent, %d handed over, %d moves;", shard.Index, at[shard.Index],
-				shard.Link.Received, shard.Link.Transmitted, shard.Counters.Counts["handed_over"], shard.Counters.Counts["moves"])
-		}
-		for name, n := range sum {
-			require.Equal(t, s.Counters.Counts[name], n, name)
-		}
-		of := map[string]uint64{}
-		for _, q := range s.QPs {
-			for name, n := range q.Counters.Counts {
-				of[name] += n
-			}
-		}
-		for _, name := range []string{"moves", "sent_pkts", "rcvd_pkts", "sent_bytes", "retransmitted_pkts"} {
-			require.Equal(t, s.Counters.Counts[name], of[name], "%s: the sum over the queue pairs", name)
-		}
-		moves, handed = moves+s.Counters.Counts["moves"], handed+s.Counters.Counts["handed_over"]
-		require.Zero(t, s.Steering["pass_no_socket"])
-		require.Zero(t, s.Counters.Counts["retry_exceeded_err"])
-		retransmitted += s.Counters.Counts["retransmitted_pkts"]
-		t.Logf("%s, MAC %s:%s drops %v", s.Device.Name, s.Device.MAC, text, s.Counters.Drops)
+		addCounts(sum, queuesUsed(t, d, pairs))
 	}
 	// A move takes 256 to 511 packets in a row. Under the race detector there may be too few of them.
-	if handed > 8000 {
-		require.NotZero(t, moves)
+	if sum["handed_over"] > 8000 {
+		require.NotZero(t, sum["moves"])
 	}
 	require.Greater(t, rounds, uint64(pairs))
-	t.Logf("%d rounds, %.1f MB checked, %d packets sent again", rounds, float64(data)/1e6, retransmitted)
+	t.Logf("%d rounds, %.1f MB checked, %d packets sent again", rounds, float64(data)/1e6, sum["retransmitted_pkts"])
 	support.Object(t, "Device", "queues added (ethtool -L) under load", "every request completes, every byte is right")
+}
+
+// setChannels sets the queues of both ends, in the order that the kernel asks for.
+func setChannels(pair *netlab.Pair, receive, transmit int) error {
+	for _, number := range []int{4, transmit} {
+		for _, e := range []*netlab.End{&pair.A, &pair.B} {
+			if err := e.SetChannels(receive, number); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func addCounts(sum, counts map[string]uint64) {
+	for name, n := range counts {
+		sum[name] += n
+	}
+}
+
+// queuesUsed checks that all queues of a device were used and that the counts of the device are the sums over its queues and
+// over its queue pairs, and returns them.
+func queuesUsed(t *testing.T, d *verbs.Device, pairs int) map[string]uint64 {
+	s := look(t, d)
+	require.Len(t, s.QPs, pairs)
+	at := map[int]int{}
+	ofQPs := map[string]uint64{}
+	for _, q := range s.QPs {
+		at[q.Shard]++
+		addCounts(ofQPs, q.Counters.Counts)
+	}
+	text := ""
+	ofQueues := map[string]uint64{}
+	for _, shard := range s.Shards {
+		require.NotZero(t, shard.Link.Received, "queue %d", shard.Index)
+		require.NotZero(t, shard.Link.Transmitted, "queue %d", shard.Index)
+		addCounts(ofQueues, shard.Counters.Counts)
+		text += fmt.Sprintf(" queue %d: %d queue pairs, %d received, %d sent, %d handed over, %d moves;", shard.Index, at[shard.Index],
+			shard.Link.Received, shard.Link.Transmitted, shard.Counters.Counts["handed_over"], shard.Counters.Counts["moves"])
+	}
+	for name, n := range ofQueues {
+		require.Equal(t, s.Counters.Counts[name], n, name)
+	}
+	for _, name := range []string{"moves", "sent_pkts", "rcvd_pkts", "sent_bytes", "retransmitted_pkts"} {
+		require.Equal(t, s.Counters.Counts[name], ofQPs[name], "%s: the sum over the queue pairs", name)
+	}
+	require.Zero(t, s.Steering["pass_no_socket"])
+	require.Zero(t, s.Counters.Counts["retry_exceeded_err"])
+	t.Logf("%s, MAC %s:%s drops %v", s.Device.Name, s.Device.MAC, text, s.Counters.Drops)
+	return s.Counters.Counts
 }
 
 // mixedLoad is a connection whose one end writes, reads, sends and adds, a round after the other.

@@ -3,6 +3,7 @@ package verbs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -221,94 +222,115 @@ func TestNoLostWakeup(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			const pairs, consumers, rounds, burst = 6, 3, 300, 3
-			da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
-			a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
-			ch := newChannel(t, db)
-			type lane struct {
-				sender, target *verbs.QP
-				received       atomic.Int64
-				arrived        chan struct{}
-			}
-			lanes := make(map[*verbs.CQ]*lane)
-			for i := range pairs {
-				cq := newCQOn(t, db, ch, 64)
-				l := &lane{arrived: make(chan struct{}, rounds)}
-				l.sender, l.target = receiver(t, a, b, cq, uint32(i+1))
-				require.NoError(t, l.target.PostRecv(make([]verbs.RecvWR, 2*burst)...))
-				require.NoError(t, cq.ReqNotify(false))
-				lanes[cq] = l
-			}
-			limit, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
-			ctx, stop := context.WithCancel(limit)
-			defer stop()
-			var senders, others sync.WaitGroup
-			for range consumers {
-				others.Go(func() {
-					wcs := make([]verbs.WC, 4)
-					for {
-						cq, err := next(ctx, ch)
-						if err != nil {
-							if !errors.Is(err, context.Canceled) {
-								t.Errorf("next event: %v", err)
-							}
-							return
-						}
-						if err := cq.ReqNotify(false); err != nil {
-							t.Errorf("arm: %v", err)
-							return
-						}
-						for l, n := lanes[cq], 1; n > 0; {
-							if n, err = cq.Poll(wcs); err != nil {
-								t.Errorf("poll: %v", err)
-								return
-							}
-							for range wcs[:n] {
-								if err := l.target.PostRecv(verbs.RecvWR{}); err != nil {
-									t.Errorf("post: %v", err)
-								}
-								if l.received.Add(1)%burst == 0 {
-									l.arrived <- struct{}{}
-								}
-							}
-						}
+		t.Run(name, func(t *testing.T) { wakeups(t, next) })
+	}
+	support.Object(t, "CompChannel", "several goroutines take events of CQs on several shards", "no event is lost")
+}
+
+const (
+	wakeupPairs, wakeupConsumers = 6, 3
+	wakeupRounds, wakeupBurst    = 300, 3 // of messages
+)
+
+// wakeupLane is a pair of queue pairs whose messages are received by a CQ of its own.
+type wakeupLane struct {
+	sender, target *verbs.QP
+	received       atomic.Int64
+	arrived        chan struct{} // a burst
+}
+
+// wakeups sends bursts of messages on several lanes, each burst when the one before has arrived. Events of all lanes are taken
+// by several goroutines.
+func wakeups(t *testing.T, next func(context.Context, *verbs.CompChannel) (*verbs.CQ, error)) {
+	da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
+	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
+	ch := newChannel(t, db)
+	lanes := make(map[*verbs.CQ]*wakeupLane)
+	for i := range wakeupPairs {
+		cq := newCQOn(t, db, ch, 64)
+		l := &wakeupLane{arrived: make(chan struct{}, wakeupRounds)}
+		l.sender, l.target = receiver(t, a, b, cq, uint32(i+1))
+		require.NoError(t, l.target.PostRecv(make([]verbs.RecvWR, 2*wakeupBurst)...))
+		require.NoError(t, cq.ReqNotify(false))
+		lanes[cq] = l
+	}
+	limit, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	ctx, stop := context.WithCancel(limit)
+	defer stop()
+	var senders, others sync.WaitGroup
+	for range wakeupConsumers {
+		others.Go(func() {
+			for {
+				cq, err := next(ctx, ch)
+				if err == nil {
+					err = lanes[cq].take(cq)
+				}
+				if err != nil {
+					if !errors.Is(err, context.Canceled) {
+						t.Errorf("consumer: %v", err)
 					}
-				})
-			}
-			for cq, l := range lanes {
-				others.Go(func() { // a wait that never takes anything
-					for cq.Wait(ctx) == nil {
-						time.Sleep(50 * time.Microsecond)
-					}
-				})
-				senders.Go(func() {
-					for round := range rounds {
-						for range burst {
-							if err := l.sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}); err != nil {
-								t.Errorf("send: %v", err)
-								return
-							}
-						}
-						select {
-						case <-l.arrived:
-						case <-limit.Done():
-							t.Errorf("round %d: %d received, no event came", round, l.received.Load())
-							return
-						}
-					}
-				})
-			}
-			senders.Wait()
-			stop()
-			others.Wait()
-			for _, l := range lanes {
-				require.EqualValues(t, rounds*burst, l.received.Load())
+					return
+				}
 			}
 		})
 	}
-	support.Object(t, "CompChannel", "several goroutines take events of CQs on several shards", "no event is lost")
+	for cq, l := range lanes {
+		others.Go(func() { // a wait that never takes anything
+			for cq.Wait(ctx) == nil {
+				time.Sleep(50 * time.Microsecond)
+			}
+		})
+		senders.Go(func() {
+			if err := l.send(limit); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	senders.Wait()
+	stop()
+	others.Wait()
+	for _, l := range lanes {
+		require.EqualValues(t, wakeupRounds*wakeupBurst, l.received.Load())
+	}
+}
+
+// take asks for the next event of the CQ, and takes what is in it.
+func (l *wakeupLane) take(cq *verbs.CQ) error {
+	if err := cq.ReqNotify(false); err != nil {
+		return fmt.Errorf("arm: %w", err)
+	}
+	wcs := make([]verbs.WC, 4)
+	for {
+		n, err := cq.Poll(wcs)
+		if n == 0 || err != nil {
+			return err
+		}
+		for range wcs[:n] {
+			if err := l.target.PostRecv(verbs.RecvWR{}); err != nil {
+				return fmt.Errorf("post: %w", err)
+			}
+			if l.received.Add(1)%wakeupBurst == 0 {
+				l.arrived <- struct{}{}
+			}
+		}
+	}
+}
+
+func (l *wakeupLane) send(limit context.Context) error {
+	for round := range wakeupRounds {
+		for range wakeupBurst {
+			if err := l.sender.PostSend(verbs.SendWR{Opcode: verbs.WRSend}); err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+		}
+		select {
+		case <-l.arrived:
+		case <-limit.Done():
+			return fmt.Errorf("round %d: %d received, no event came", round, l.received.Load())
+		}
+	}
+	return nil
 }
 
 // TestChannelLearnsOfShards: a blocked Get also notices queue pairs that are connected on another shard afterwards.

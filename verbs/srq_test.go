@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -29,29 +30,11 @@ func newSRQ(t *testing.T, pd *verbs.PD, a verbs.SRQInitAttr) *verbs.SRQ {
 // TestSRQ: queue pairs of three shards take from one queue while a program posts to it: every receive is used once, each
 // queue pair gets them in posted order, and what arrives is what was sent to it.
 func TestSRQ(t *testing.T) {
-	const pairs, messages, depth, slot = 6, 500, 24, 64
-	da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
-	a, b := newEnd(t, da, make([]byte, pairs*slot*2), verbs.QPCap{}), newEnd(t, db, make([]byte, depth*slot), verbs.QPCap{})
-	srq := newSRQ(t, b.pd, verbs.SRQInitAttr{MaxWR: depth, MaxSGE: 2})
-	index := make(map[verbs.QPN]int)
-	var senders [pairs]*verbs.QP
-	var sends [pairs]*verbs.CQ
-	for i := range pairs {
-		sends[i] = newCQ(t, da, 8)
-		senders[i] = newQP(t, a.pd, verbs.QPInitAttr{SendCQ: sends[i], RecvCQ: a.recvs})
-		target := newQP(t, b.pd, verbs.QPInitAttr{SendCQ: b.sends, RecvCQ: b.recvs, SRQ: srq})
-		connectAt(t, senders[i], target, uint32(i+1))
-		index[target.QPN()] = i
+	w := newSharedReceives(t)
+	for id := range uint64(srqDepth) {
+		require.NoError(t, w.post(id))
 	}
-	// The id of a receive counts up; where it puts the message is what it is modulo depth.
-	post := func(id uint64) error {
-		at := int(id%depth) * slot
-		return srq.PostRecv(verbs.RecvWR{WRID: id, SGList: []verbs.SGE{b.mr.SGE(at, 4), b.mr.SGE(at+4, slot-4)}})
-	}
-	for id := range uint64(depth) {
-		require.NoError(t, post(id))
-	}
-	err := srq.PostRecv(verbs.RecvWR{})
+	err := w.srq.PostRecv(verbs.RecvWR{})
 	require.ErrorIs(t, err, verbs.ErrQueueFull)
 	require.ErrorContains(t, err, "24")
 	support.Object(t, "SRQ", "PostRecv to a full one", verbs.ErrQueueFull)
@@ -59,66 +42,117 @@ func TestSRQ(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var g sync.WaitGroup
-	for i, q := range senders {
+	for i := range w.senders {
 		g.Go(func() {
-			at := i * 2 * slot
-			var wc [1]verbs.WC
-			for n := range messages {
-				at := at + n%2*slot
-				binary.LittleEndian.PutUint64(a.mr.Bytes()[at:], uint64(i)<<32|uint64(n))
-				if err := q.PostSend(verbs.SendWR{
-					Opcode: verbs.WRSendWithImm, Flags: verbs.SendSignaled, SGList: []verbs.SGE{a.mr.SGE(at, slot)}, ImmData: uint32(n),
-				}); err != nil {
-					t.Errorf("send: %v", err)
-					return
-				}
-				for got := 0; got == 0; {
-					if err := sends[i].Wait(ctx); err != nil {
-						t.Errorf("wait: %v", err)
-						return
-					}
-					if got, _ = sends[i].Poll(wc[:]); got == 1 && wc[0].Status != verbs.WCSuccess {
-						t.Errorf("%v", q.Explain(wc[0]))
-						return
-					}
-				}
+			if err := w.send(ctx, i); err != nil {
+				t.Error(err)
 			}
 		})
 	}
-	used := make(map[uint64]bool)
-	var last [pairs]uint64
-	var count [pairs]uint32
-	free := make(map[uint64]bool) // receives that are done, while the next to post is not among them
-	nextPost := uint64(depth)
 	wcs := make([]verbs.WC, 8)
-	for len(used) < pairs*messages {
-		require.NoError(t, b.recvs.Wait(ctx), "%d of %d", len(used), pairs*messages)
-		n, err := b.recvs.Poll(wcs)
+	for len(w.used) < srqPairs*srqMessages {
+		require.NoError(t, w.b.recvs.Wait(ctx), "%d of %d", len(w.used), srqPairs*srqMessages)
+		n, err := w.b.recvs.Poll(wcs)
 		require.NoError(t, err)
 		for _, wc := range wcs[:n] {
-			require.Equal(t, verbs.WCSuccess, wc.Status)
-			require.False(t, used[wc.WRID], "receive %d is used twice", wc.WRID)
-			used[wc.WRID] = true
-			i := index[wc.QPN]
-			require.True(t, count[i] == 0 || wc.WRID > last[i], "queue pair %d: %d after %d", i, wc.WRID, last[i])
-			last[i] = wc.WRID
-			require.Equal(t, count[i], wc.ImmData)
-			require.EqualValues(t, slot, wc.ByteLen)
-			content := binary.LittleEndian.Uint64(b.mr.Bytes()[wc.WRID%depth*slot:])
-			require.Equal(t, uint64(i)<<32|uint64(count[i]), content)
-			count[i]++
-			free[wc.WRID+depth] = true
-			for ; free[nextPost]; nextPost++ {
-				delete(free, nextPost)
-				require.NoError(t, post(nextPost))
-			}
+			w.received(t, wc)
 		}
 	}
 	g.Wait()
-	for id := range uint64(pairs * messages) {
-		require.True(t, used[id], "receive %d", id)
+	for id := range uint64(srqPairs * srqMessages) {
+		require.True(t, w.used[id], "receive %d", id)
 	}
 	support.Object(t, "SRQ", "QPs of several shards take from it", "each receive once, each QP in posted order")
+}
+
+const (
+	srqPairs, srqMessages = 6, 500
+	srqDepth              = 24 // receives
+	srqSlot               = 64 // bytes of one
+)
+
+// sharedReceives is queue pairs that send to others, on several shards, which take their receives from one SRQ. The id of a
+// receive counts up; where it puts the message is what it is modulo the depth.
+type sharedReceives struct {
+	a, b    *end
+	srq     *verbs.SRQ
+	senders [srqPairs]*verbs.QP
+	sends   [srqPairs]*verbs.CQ
+	index   map[verbs.QPN]int // of the receiving queue pair
+
+	used  map[uint64]bool  // receives
+	last  [srqPairs]uint64 // receive, by queue pair
+	count [srqPairs]uint32 // of messages
+	next  uint64           // receive to post
+	free  map[uint64]bool  // those that could be posted, while the next one is not among them
+}
+
+func newSharedReceives(t *testing.T) *sharedReceives {
+	da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
+	w := &sharedReceives{
+		a:     newEnd(t, da, make([]byte, srqPairs*srqSlot*2), verbs.QPCap{}),
+		b:     newEnd(t, db, make([]byte, srqDepth*srqSlot), verbs.QPCap{}),
+		index: make(map[verbs.QPN]int), used: make(map[uint64]bool), free: make(map[uint64]bool), next: srqDepth,
+	}
+	w.srq = newSRQ(t, w.b.pd, verbs.SRQInitAttr{MaxWR: srqDepth, MaxSGE: 2})
+	for i := range w.senders {
+		w.sends[i] = newCQ(t, da, 8)
+		w.senders[i] = newQP(t, w.a.pd, verbs.QPInitAttr{SendCQ: w.sends[i], RecvCQ: w.a.recvs})
+		target := newQP(t, w.b.pd, verbs.QPInitAttr{SendCQ: w.b.sends, RecvCQ: w.b.recvs, SRQ: w.srq})
+		connectAt(t, w.senders[i], target, uint32(i+1))
+		w.index[target.QPN()] = i
+	}
+	return w
+}
+
+func (w *sharedReceives) post(id uint64) error {
+	at := int(id%srqDepth) * srqSlot
+	return w.srq.PostRecv(verbs.RecvWR{WRID: id, SGList: []verbs.SGE{w.b.mr.SGE(at, 4), w.b.mr.SGE(at+4, srqSlot-4)}})
+}
+
+// send sends the messages of a queue pair, each when the one before is complete.
+func (w *sharedReceives) send(ctx context.Context, i int) error {
+	var wc [1]verbs.WC
+	for n := range srqMessages {
+		at := (2*i + n%2) * srqSlot
+		binary.LittleEndian.PutUint64(w.a.mr.Bytes()[at:], uint64(i)<<32|uint64(n))
+		if err := w.senders[i].PostSend(verbs.SendWR{
+			Opcode: verbs.WRSendWithImm, Flags: verbs.SendSignaled, SGList: []verbs.SGE{w.a.mr.SGE(at, srqSlot)},
+			ImmData: uint32(n),
+		}); err != nil {
+			return fmt.Errorf("send: %w", err)
+		}
+		for got := 0; got == 0; {
+			if err := w.sends[i].Wait(ctx); err != nil {
+				return fmt.Errorf("wait: %w", err)
+			}
+			if got, _ = w.sends[i].Poll(wc[:]); got == 1 && wc[0].Status != verbs.WCSuccess {
+				return errors.New(w.senders[i].Explain(wc[0]))
+			}
+		}
+	}
+	return nil
+}
+
+// received checks a message, and posts its receive again in the order of the ids.
+func (w *sharedReceives) received(t *testing.T, wc verbs.WC) {
+	t.Helper()
+	require.Equal(t, verbs.WCSuccess, wc.Status)
+	require.False(t, w.used[wc.WRID], "receive %d is used twice", wc.WRID)
+	w.used[wc.WRID] = true
+	i := w.index[wc.QPN]
+	require.True(t, w.count[i] == 0 || wc.WRID > w.last[i], "queue pair %d: %d after %d", i, wc.WRID, w.last[i])
+	w.last[i] = wc.WRID
+	require.Equal(t, w.count[i], wc.ImmData)
+	require.EqualValues(t, srqSlot, wc.ByteLen)
+	content := binary.LittleEndian.Uint64(w.b.mr.Bytes()[wc.WRID%srqDepth*srqSlot:])
+	require.Equal(t, uint64(i)<<32|uint64(w.count[i]), content)
+	w.count[i]++
+	w.free[wc.WRID+srqDepth] = true
+	for ; w.free[w.next]; w.next++ {
+		delete(w.free, w.next)
+		require.NoError(t, w.post(w.next))
+	}
 }
 
 // TestSRQLimit: one event when fewer receives are left than the limit, and none until it is armed again.

@@ -56,7 +56,7 @@ func dieYoung(t *testing.T, da, db *verbs.Device, rounds int) {
 		ends := bornYoung(ctx, t, [2]*end{a, b}, round, dead)
 		for i, e := range ends {
 			for range 32 {
-				wr := write(e, ends[1-i], 0)
+				wr := write(e, ends[1-i], verbs.SendSignaled)
 				wr.SGList[0].Length = uint32(random.IntN(6000))
 				require.NoError(t, e.qp.PostSend(wr))
 				if i == 1 && round%2 == 0 {

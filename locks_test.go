@@ -96,63 +96,57 @@ func TestLocksInCode(t *testing.T) {
 			continue
 		}
 		eachFile(t, p, p.GoFiles, func(file string, f *ast.File, _ *token.FileSet) {
-			eachLock(f, func(lock, mutex string) {
-				rankOf, ok := strings.CutPrefix(mutex, "lockorder.")
-				require.True(t, ok, "%s is a %s: it needs a place in internal/lockorder", lock, mutex)
-				require.Equal(t, byType[rankOf].lock, lock, "the lock that has the rank %s, in %s", rankOf, file)
-				used[rankOf] = true
+			ast.Inspect(f, func(n ast.Node) bool {
+				if s, ok := n.(*ast.SelectorExpr); ok && of(s, "sync") {
+					without := []string{"Mutex", "RWMutex", "Locker", "Cond", "NewCond"}
+					require.NotContains(t, without, s.Sel.Name, "%s: a lock needs a row in internal/lockorder", file)
+				}
+				return true
+			})
+			eachLock(f, func(lock, rank string) {
+				require.Equal(t, byType[rank].lock, lock, "the lock that has the rank %s, in %s", rank, file)
+				used[rank] = true
 			})
 		})
 	}
-	for rankOf, r := range byType {
-		require.True(t, used[rankOf], "there is no lock %s", r.lock)
+	for name, r := range byType {
+		require.True(t, used[name], "there is no lock %s", r.lock)
 	}
 }
 
-// eachLock calls visit with each mutex of a file: its package, the struct or variable that it is in, and its field; and
-// with its type, which is lockorder.R where that is a mutex of rank R.
-func eachLock(f *ast.File, visit func(lock, mutex string)) {
+// eachLock calls visit with each mutex of internal/lockorder in a file: its package, the type or variable that it is a field
+// of, and the field; and with the type of its rank.
+func eachLock(f *ast.File, visit func(lock, rank string)) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		var name *ast.Ident
-		var of ast.Expr
+		var typ ast.Expr
 		switch n := n.(type) {
 		case *ast.TypeSpec:
-			name, of = n.Name, n.Type
+			name, typ = n.Name, n.Type
 		case *ast.ValueSpec:
-			name, of = n.Names[0], n.Type
-		default:
+			name, typ = n.Names[0], n.Type
+		}
+		s, ok := typ.(*ast.StructType)
+		if !ok {
 			return true
 		}
-		if mutex := mutexOf(of); mutex != "" {
-			visit(f.Name.Name+"."+name.Name, mutex)
-		}
-		if s, ok := of.(*ast.StructType); ok {
-			for _, field := range s.Fields.List {
-				mutex := mutexOf(field.Type)
-				if mutex == "" {
-					continue
+		for _, field := range s.Fields.List {
+			i, ok := field.Type.(*ast.IndexExpr)
+			if !ok {
+				continue
+			}
+			if rank, ok := i.Index.(*ast.SelectorExpr); ok && of(rank, "lockorder") {
+				for _, own := range field.Names {
+					visit(f.Name.Name+"."+name.Name+"."+own.Name, rank.Sel.Name)
 				}
-				own := "embedded"
-				if len(field.Names) > 0 {
-					own = field.Names[0].Name
-				}
-				visit(f.Name.Name+"."+name.Name+"."+own, mutex)
 			}
 		}
 		return true
 	})
 }
 
-// mutexOf returns what kind of mutex a type is, and "" for other types.
-func mutexOf(e ast.Expr) string {
-	if of, ok := e.(*ast.IndexExpr); ok && mutexOf(of.X) != "" {
-		if r, ok := of.Index.(*ast.SelectorExpr); ok {
-			return "lockorder." + r.Sel.Name
-		}
-	}
-	s, ok := e.(*ast.SelectorExpr)
-	if !ok || s.Sel.Name != "Mutex" && s.Sel.Name != "RWMutex" && s.Sel.Name != "Cond" {
-		return ""
-	}
-	return s.X.(*ast.Ident).Name + "." + s.Sel.Name
+// of says whether a name is one of a package.
+func of(s *ast.SelectorExpr, name string) bool {
+	x, ok := s.X.(*ast.Ident)
+	return ok && x.Name == name
 }

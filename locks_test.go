@@ -86,8 +86,8 @@ func leaves(list []rank) []string {
 	return names
 }
 
-// TestLocksInCode: every mutex of the rooms that may know internal/lockorder has its place in the table, and is the one that
-// the table means.
+// TestLocksInCode: every mutex of the rooms that may know internal/lockorder has its place in the table, and is the one
+// that the table means.
 func TestLocksInCode(t *testing.T) {
 	byType, _ := readRanks(t)
 	used := make(map[string]bool)
@@ -114,8 +114,8 @@ func TestLocksInCode(t *testing.T) {
 	}
 }
 
-// eachLock calls visit with each mutex of internal/lockorder in a file: its package, the type or variable that it is a field
-// of, and the field; and with the type of its rank.
+// eachLock calls visit with each mutex of internal/lockorder in a file: its package, the type or variable that it is a
+// field of, and the field; and with the type of its rank.
 func eachLock(f *ast.File, visit func(lock, rank string)) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		var name *ast.Ident

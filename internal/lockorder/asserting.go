@@ -3,12 +3,12 @@
 // Package lockorder has the mutexes whose order docs/architecture.md gives, here with the assertion that it is kept.
 //
 // A goroutine may take a lock whose row is below the rows of all locks that it holds. TryLock counts as Lock does, and
-// counts whether it succeeds or not. It never waits and so cannot be a part of a deadlock by itself, but the table says what
-// is held at the same time: the kick makes no system call under a shard's lock, and no shard is driven from within another
-// one. A try that is found wrong only when it happens to succeed would be found wrong too seldom.
+// counts whether it succeeds or not. It never waits and so cannot be a part of a deadlock by itself, but the table says
+// what is held at the same time: the kick makes no system call under a shard's lock, and no shard is driven from within
+// another one. A try that is found wrong only when it happens to succeed would be found wrong too seldom.
 //
-// The goroutine that has taken a lock releases it. A mutex of package sync permits another one to do so; the table has no
-// meaning then, and no code needs it, so it is a fault here.
+// The goroutine that has taken a lock releases it. A mutex of package sync permits another one to do so; the table has
+// no meaning then, and no code needs it, so it is a fault here.
 package lockorder
 
 import (
@@ -42,8 +42,8 @@ func (m *Mutex[R]) Unlock() {
 	m.mu.Unlock()
 }
 
-// RWMutex is a sync.RWMutex with a place in the order. Taking it for reading counts as taking it: a goroutine that does so
-// twice hangs if another one wants to write in between.
+// RWMutex is a sync.RWMutex with a place in the order. Taking it for reading counts as taking it: a goroutine that does
+// so twice hangs if another one wants to write in between.
 type RWMutex[R Rank] struct{ mu sync.RWMutex }
 
 // Lock is that of sync.RWMutex.
@@ -84,9 +84,9 @@ func (h holding) String() string {
 	return fmt.Sprintf("%s (row %d)", h.name, h.row)
 }
 
-// held has what each goroutine holds, by the address of its descriptor. Only the goroutine itself looks at its list; the
-// locks are those of the maps. The list stays for the next goroutine that gets the descriptor. If one has ended without
-// releasing a lock, which nobody else can do, the next one is found at fault for it.
+// held has what each goroutine holds, by the address of its descriptor. Only the goroutine itself looks at its list;
+// the locks are those of the maps. The list stays for the next goroutine that gets the descriptor. If one has ended
+// without releasing a lock, which nobody else can do, the next one is found at fault for it.
 var held [1 << 6]struct {
 	mu    sync.Mutex
 	lists map[uintptr]*[]holding
@@ -127,7 +127,7 @@ func release[R Rank](lock any) {
 	l := list()
 	for i, h := range *l {
 		if h.lock == lock {
-			*l = slices.Delete(*l, i, i+1) // what is behind the end is cleared: it would keep the lock in memory
+			*l = slices.Delete(*l, i, i+1) // it clears what is behind the end, which would keep the lock in memory
 			return
 		}
 	}

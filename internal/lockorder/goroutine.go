@@ -2,6 +2,7 @@
 
 package lockorder
 
-// goroutine returns the address of the descriptor of the calling goroutine (runtime.g), which stays where it is as long as
-// the goroutine lives; another one may get it afterwards. The number that runtime.Stack prints costs a walk of the stack.
+// goroutine returns the address of the descriptor of the calling goroutine (runtime.g), which stays where it is as long
+// as the goroutine lives; another one may get it afterwards. The number that runtime.Stack prints costs a walk of the
+// stack.
 func goroutine() uintptr

@@ -1,8 +1,8 @@
 //go:build !lockorder
 
-// Package lockorder has the mutexes whose order docs/architecture.md gives. They are those of package sync: same type, same
-// cost. In a build with the tag lockorder (make lockorder) each of them looks, whenever a goroutine takes it, at what that
-// goroutine holds, and panics if the order is wrong.
+// Package lockorder has the mutexes whose order docs/architecture.md gives. They are those of package sync: same type,
+// same cost. In a build with the tag lockorder (make lockorder) each of them looks, whenever a goroutine takes it, at
+// what that goroutine holds, and panics if the order is wrong.
 package lockorder
 
 import "sync"

@@ -1,7 +1,7 @@
 package lockorder
 
-// Rank is a lock's place in the table: each type of this file is one, of the lock that its method names. docs/architecture.md
-// has the same table, with what each lock guards.
+// Rank is a lock's place in the table: each type of this file is one, of the lock that its method names.
+// docs/architecture.md has the same table, with what each lock guards.
 type Rank interface {
 	// rank gives the row of the table, which counts from 1, or leaf; and the name of the lock: package, type and field.
 	rank() (row int, name string)

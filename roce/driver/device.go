@@ -166,7 +166,7 @@ func monotonic() func() transport.Time {
 	return func() transport.Time { return transport.Time(time.Since(start)) + 1 }
 }
 
-// Close stops the device. It fails while objects exist.
+// Close stops the device. It fails while objects exist, and with ErrClosed once another Close has begun.
 func (d *Device) Close() error {
 	if err := d.shut(); err != nil {
 		return err

@@ -9,7 +9,7 @@ FUZZTIME ?= 100000x
 DURATION ?= 10m
 # Times that are measured under the race detector or with asserted locks mean nothing.
 MEASURING := TestBackgroundStaysAway|TestCrowdedPollers|TestCase_D4|TestBusyQPs|TestManySenders|TestLongRead|TestControlCallsScale
-LONG := TestBulk|TestNoAllocation|TestCase_F6|TestCase_F7|TestCase_D14
+LONG := TestBulk|TestNoAllocation|TestCase_F6|TestCase_F7|TestCase_D14|TestCase_E3_Lost|TestCase_Queues$$|TestConnectGivesUp
 
 .PHONY: all help build demo test support check-support race lockorder lint api fuzz generate check-generated cross bench microbench soak interop interop-full clean
 

@@ -7,8 +7,11 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # This is a number of runs, not a time: with a time the fuzzer now and then takes its own end for a failure.
 FUZZTIME ?= 100000x
 DURATION ?= 10m
+# Times that are measured under the race detector or with asserted locks mean nothing.
+MEASURING := TestBackgroundStaysAway|TestCrowdedPollers|TestCase_D4|TestBusyQPs|TestManySenders|TestLongRead|TestControlCallsScale
+LONG := TestBulk|TestNoAllocation|TestCase_F6|TestCase_F7|TestCase_D14|TestCase_E3_Lost|TestCase_Queues$$|TestConnectGivesUp
 
-.PHONY: all help build demo test support check-support race lint api fuzz generate check-generated cross bench microbench soak interop interop-full clean
+.PHONY: all help build demo test support check-support race lockorder lint api fuzz generate check-generated cross bench microbench soak interop interop-full clean
 
 # Builds the command-line tool.
 all: build
@@ -39,13 +42,19 @@ support:
 check-support:
 	$(GO) run ./internal/support/matrix -check $(if $(RECORDS),-records $(RECORDS))
 
-# Runs the tests under the race detector (which needs cgo), with the long run of the test for stranded work. Times
-# measured under the detector mean nothing, so the tests that compare or bound them are left out.
+# Runs the tests under the race detector (which needs cgo), with the long run of the test for stranded work, but without
+# the tests that measure.
 race:
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
-	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s \
-		-skip 'TestBackgroundStaysAway|TestCrowdedPollers|TestCase_D4|TestBusyQPs|TestManySenders|TestLongRead|TestControlCallsScale'
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s -skip '$(MEASURING)'
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 1000
+
+# Runs tests in a build that asserts the order of the locks (docs/architecture.md), without those that measure and without
+# those that only take long.
+lockorder:
+	$(GO) vet -tags lockorder ./internal/lockorder
+	$(GO) test -tags lockorder -short -count=1 -timeout 5m -skip '$(MEASURING)|$(LONG)' ./verbs/... ./roce/driver \
+		./roce/link/... ./xsk ./bpf ./internal/lockorder ./internal/backlog ./internal/doortest ./internal/puppet
 
 # Runs go mod tidy, gofmt, go vet and staticcheck, and fails if they find anything, or if the public API is not the one in docs/api.
 lint:
@@ -79,6 +88,7 @@ check-generated: generate
 # Checks that all builds for other architectures of Linux, also of 32 bits, and that the tool and the public packages build on macOS and Windows.
 cross:
 	GOOS=linux GOARCH=arm64 $(GO) vet ./...
+	GOOS=linux GOARCH=arm64 $(GO) vet -tags lockorder ./internal/lockorder
 	GOOS=linux GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/xroce
 	for architecture in 386 arm; do GOOS=linux GOARCH=$$architecture $(GO) build ./... || exit 1; done
 	for system in darwin/arm64 windows/amd64; do \

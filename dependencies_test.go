@@ -60,39 +60,43 @@ var mayKnow = map[string]struct {
 	rooms    []string
 	standard bool
 }{
-	"roce":              {standard: true},
-	"roce/memory":       {rooms: []string{"roce"}, standard: true},
-	"roce/queue":        {rooms: []string{"roce"}, standard: true},
-	"roce/transport":    {rooms: []string{"roce", "roce/memory", "roce/queue"}, standard: true},
-	"roce/link":         {rooms: []string{"roce"}, standard: true},
-	"roce/link/mem":     {rooms: []string{"roce", "roce/link"}},
-	"roce/link/xdp":     {rooms: []string{"roce", "roce/link", "xsk", "bpf", "internal/netns", "internal/refusal"}},
+	"roce":           {standard: true},
+	"roce/memory":    {rooms: []string{"roce"}, standard: true},
+	"roce/queue":     {rooms: []string{"roce"}, standard: true},
+	"roce/transport": {rooms: []string{"roce", "roce/memory", "roce/queue"}, standard: true},
+	"roce/link":      {rooms: []string{"roce"}, standard: true},
+	"roce/link/mem":  {rooms: []string{"roce", "roce/link", "internal/lockorder"}},
+	"roce/link/xdp": {rooms: []string{
+		"roce", "roce/link", "xsk", "bpf", "internal/netns", "internal/refusal", "internal/lockorder",
+	}},
 	"roce/link/loop":    {standard: true},
 	"roce/link/capture": {rooms: []string{"roce"}, standard: true},
 	"roce/driver": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport",
-		"internal/backlog",
+		"internal/backlog", "internal/lockorder",
 	}},
-	"xsk":              {rooms: []string{"internal/refusal"}},
-	"bpf":              {rooms: []string{"internal/refusal"}},
-	"internal/refusal": {},
-	"internal/netns":   {},
-	"internal/pcapng":  {standard: true},
-	"internal/backlog": {standard: true},
-	"internal/control": {rooms: []string{"internal/jsonline"}},
+	"xsk":                {rooms: []string{"internal/refusal", "internal/lockorder"}},
+	"bpf":                {rooms: []string{"internal/refusal", "internal/lockorder"}},
+	"internal/refusal":   {},
+	"internal/netns":     {},
+	"internal/pcapng":    {standard: true},
+	"internal/lockorder": {standard: true},
+	"internal/backlog":   {rooms: []string{"internal/lockorder"}, standard: true},
+	"internal/control":   {rooms: []string{"internal/jsonline"}},
 	"internal/opener": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/memory", "roce/queue", "roce/transport", "roce/driver", "internal/backlog",
+		"internal/lockorder",
 	}},
 	"hack/rawprobe": {}, // measures what the others are measured against
 	"verbs": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control",
-		"internal/pcapng", "internal/refusal", "internal/backlog", "internal/opener",
+		"internal/pcapng", "internal/refusal", "internal/backlog", "internal/opener", "internal/lockorder",
 	}},
 	"verbs/verbstest": {rooms: []string{
 		"roce", "roce/link", "roce/link/capture", "roce/link/loop", "roce/link/mem", "roce/link/xdp", "roce/memory", "roce/queue",
 		"roce/transport", "roce/driver", "xsk", "bpf", "internal/netns", "internal/jsonline", "internal/control", "internal/pcapng",
-		"internal/refusal", "internal/backlog", "internal/opener", "verbs",
+		"internal/refusal", "internal/backlog", "internal/opener", "internal/lockorder", "verbs",
 	}},
 }
 

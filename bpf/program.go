@@ -3,9 +3,10 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/xroce/xroce/internal/lockorder"
 )
 
 // The flags make the object depend on nothing but the source and the major
@@ -75,7 +76,7 @@ func (o *Options) validate() error {
 // The kernel objects last until Close, or until the Program is unreachable:
 // keep it referenced while it is attached.
 type Program struct {
-	mu         sync.Mutex
+	mu         lockorder.Mutex[lockorder.Program]
 	closed     bool
 	plain      *ebpf.Program
 	frags      *ebpf.Program // nil if there is none, for the reason in noFrags

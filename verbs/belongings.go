@@ -6,7 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
+
+	"github.com/xroce/xroce/internal/lockorder"
 )
 
 // kind is a kind of object, in the order in which Device.Close destroys them: what needs others goes before them.
@@ -31,10 +32,10 @@ type object interface {
 
 // belongings are the objects of a device.
 type belongings struct {
-	life   sync.RWMutex // held by Close, and for reading by those who make something
-	closed bool         // guarded by life
+	life   lockorder.RWMutex[lockorder.Life] // held by Close, and for reading by those who make something
+	closed bool                              // guarded by life
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex[lockorder.Belongings]
 	objects [kinds]map[object]struct{}
 }
 

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 )
 
@@ -44,7 +44,7 @@ var allocated buffers
 // buffers knows who uses which buffer, on whatever device: an address that is given back is soon that of another buffer, which
 // the peers of a region that was left behind would read and write.
 type buffers struct {
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Buffers]
 	list []*allocation // in the order of their addresses
 }
 

@@ -6,9 +6,9 @@ import (
 	"log/slog"
 	"math"
 	"runtime"
-	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 )
 
@@ -24,7 +24,7 @@ type registration struct {
 	view    atomic.Pointer[mrView]
 	dropped *dropped
 
-	mu         sync.Mutex // guards changes
+	mu         lockorder.Mutex[lockorder.MR] // guards changes
 	pd         *PD
 	allocation *memory.Allocation // of fast registrations; nil for a region of RegMR
 	dead       bool

@@ -2,9 +2,9 @@ package verbs
 
 import (
 	"fmt"
-	"sync"
 
 	"github.com/xroce/xroce/internal/enum"
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 )
 
@@ -44,7 +44,7 @@ type MW struct {
 	kind       MWType
 	allocation *memory.Allocation
 
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.MW]
 	key  uint32
 	dead bool
 }

@@ -2,8 +2,8 @@ package verbs
 
 import (
 	"fmt"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 )
 
@@ -12,7 +12,7 @@ type PD struct {
 	device *Device
 	domain memory.Domain
 
-	mu    sync.Mutex
+	mu    lockorder.Mutex[lockorder.PD]
 	users int // regions, windows, SRQs and queue pairs
 	dead  bool
 }

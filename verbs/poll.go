@@ -6,15 +6,15 @@ package verbs
 import (
 	"context"
 	"fmt"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/queue"
 )
 
 // taker is the program's end of a completion queue.
 type taker struct {
-	mu     sync.Mutex
+	mu     lockorder.Mutex[lockorder.Taker]
 	ring   *queue.Consumer
 	misses uint32 // empty polls in a row
 }

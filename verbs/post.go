@@ -5,21 +5,21 @@ package verbs
 
 import (
 	"fmt"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/queue"
 )
 
 // sender is the program's end of a send queue.
 type sender struct {
-	mu     sync.Mutex
+	mu     lockorder.Mutex[lockorder.Sender]
 	ring   *queue.Producer
 	limits queue.SendLimits
 }
 
 // receiver is the program's end of a receive queue.
 type receiver struct {
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Receiver]
 	ring *queue.Producer
 }
 

@@ -5,11 +5,12 @@ package xsk
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xroce/xroce/internal/lockorder"
 )
 
 // Socket is an AF_XDP socket with its UMEM and four rings.
@@ -31,7 +32,7 @@ type Socket struct {
 	// that fetches pairs of lines.
 	_ [128]byte
 
-	life  sync.RWMutex // held for reading by whoever needs fd or the mappings, see Close
+	life  lockorder.RWMutex[lockorder.Socket] // held for reading by whoever needs fd or the mappings, see Close
 	wake  waker
 	fd    int
 	umem  umem

@@ -1,12 +1,12 @@
 // Package backlog is a list of what waits for a program to take it.
 package backlog
 
-import "sync"
+import "github.com/xroce/xroce/internal/lockorder"
 
 // List is a list that one side adds to and the other takes from, with a channel to select on. Its methods, all but Init
 // and Ready, are called under Mu, which is a leaf: nothing else is locked meanwhile.
 type List[T any] struct {
-	Mu    sync.Mutex
+	Mu    lockorder.Mutex[lockorder.Backlog]
 	items []T // from head on
 	head  int
 	// ready holds a token whenever the list is not empty, unless somebody has received it and not come to take yet.

@@ -3,6 +3,7 @@ package puppet_test
 import (
 	"bytes"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -243,7 +244,9 @@ func TestCase_B12_EveryWay(t *testing.T) {
 			program := strings.HasPrefix(name, "Dereg") || name == "Rereg" || name == "Dealloc of a window"
 			wire.Drop = func(s *puppet.Sent) bool {
 				if program && s.PSN == 200 && s.Length > 0 {
-					end()
+					var calls sync.WaitGroup
+					calls.Go(end) // this goroutine holds locks of the engine
+					calls.Wait()
 				}
 				return false
 			}

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/transport"
 )
 
@@ -165,7 +166,7 @@ type sleep struct {
 	// waiters counts the blocked waits on the shard. The background gives way to them.
 	waiters atomic.Int32
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex[lockorder.Sleep]
 	followers []*waiter // the blocked waits, the leader among them
 }
 

@@ -10,8 +10,8 @@ package driver
 import (
 	"fmt"
 	"slices"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/capture"
 	"github.com/xroce/xroce/roce/transport"
@@ -32,7 +32,7 @@ const defaultBufferSize = 4 << 20
 
 // captures are those of a device.
 type captures struct {
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Captures]
 	list []*Capture
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -19,7 +20,7 @@ type doubts struct {
 	link link.Confirmer // nil if nothing can be asked
 	wake chan struct{}
 
-	mu   sync.Mutex // a leaf
+	mu   lockorder.Mutex[lockorder.Doubts]
 	ways map[way]struct{}
 }
 

@@ -9,9 +9,9 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
 )
@@ -43,10 +43,10 @@ type CQ struct {
 	closed  atomic.Bool
 	overrun atomic.Bool // set under produce; from then on nothing is added
 
-	mu  sync.Mutex
+	mu  lockorder.Mutex[lockorder.CQ]
 	qps roster // that complete here
 
-	produce  sync.Mutex // held by the shard that adds a completion
+	produce  lockorder.Mutex[lockorder.Produce] // held by the shard that adds a completion
 	producer *queue.Producer
 	ring     Ring // that the producer is in
 

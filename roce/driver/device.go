@@ -12,11 +12,8 @@
 // Programs use a device through its port (port.go): a client posts and polls in rings, of which the other ends are
 // here.
 //
-// Lock order: QP.control, Shard.kickMu, Shard.mu, CQ.produce. No two shard locks are ever held at once, and no system
-// call is made under one. The rest in the same notation: Shard.mu, SRQ.take; Device.mu, CQ.mu; Device.mu, CQ.produce;
-// Device.mu, SRQ.take. Below them all are the lists of events (backlog.mu), of ways in doubt (doubts.mu), of routes
-// (routes.mu) and of who sleeps, under which nothing of these is locked. The locks of a client's own ends lie above all
-// of them.
+// The locks of this package and of its clients are taken in one order (internal/lockorder, and docs/architecture.md for what
+// each of them guards). No system call is made under a shard's lock.
 //
 // It is the engine's own and changes as that needs; programs use package verbs.
 package driver
@@ -26,10 +23,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/memory"
@@ -85,7 +82,7 @@ type Device struct {
 	done    chan struct{}             // closed by Close
 	clients atomic.Pointer[[]*Client] // replaced under mu, never changed; never nil
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex[lockorder.Device]
 	qpCount int
 	cqs     map[*CQ]struct{}
 	srqs    map[*SRQ]struct{}
@@ -169,23 +166,12 @@ func monotonic() func() transport.Time {
 	return func() transport.Time { return transport.Time(time.Since(start)) + 1 }
 }
 
-// Close stops the device. It fails while objects exist.
+// Close stops the device. It fails while objects exist, and with ErrClosed once another Close has begun.
 func (d *Device) Close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return ErrClosed
+	if err := d.shut(); err != nil {
+		return err
 	}
-	if d.qpCount > 0 || len(d.cqs) > 0 || len(d.srqs) > 0 || d.memory.Count() > 0 {
-		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d memory regions",
-			d.link.Information().Name, ErrInUse, d.qpCount, len(d.cqs), len(d.srqs), d.memory.Count())
-	}
-	d.closed = true
 	close(d.done)
-	for _, c := range *d.clients.Load() {
-		c.closed = true
-		c.end()
-	}
 	d.leave()
 	d.stop()
 	for _, other := range openDevices() {
@@ -196,15 +182,37 @@ func (d *Device) Close() error {
 	return d.link.Close()
 }
 
+// shut has the device make nothing any more, unless there are objects.
+func (d *Device) shut() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return ErrClosed
+	}
+	if d.qpCount > 0 || len(d.cqs) > 0 || len(d.srqs) > 0 || d.memory.Count() > 0 {
+		return fmt.Errorf("device %s: %w: %d QPs, %d CQs, %d SRQs, %d memory regions",
+			d.link.Information().Name, ErrInUse, d.qpCount, len(d.cqs), len(d.srqs), d.memory.Count())
+	}
+	d.closed = true
+	for _, c := range *d.clients.Load() {
+		c.closed = true
+		c.end()
+	}
+	return nil
+}
+
 func (d *Device) stop() {
 	d.stopFollowing()
 	for _, s := range d.shards {
 		s.stop()
 	}
-	for _, w := range d.waiters {
+	d.mu.Lock()
+	waiters := d.waiters
+	d.waiters = nil
+	d.mu.Unlock()
+	for _, w := range waiters {
 		w.close()
 	}
-	d.waiters = nil
 }
 
 // Clock is the reading of the device's clock, the one of queue.WC.Timestamp: the time since the device was opened.

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 )
@@ -322,8 +323,8 @@ type courier struct {
 	wake chan struct{}
 	done chan struct{}
 
-	mu    sync.Mutex // a leaf
-	list  []*letter  // to deliver
+	mu    lockorder.Mutex[lockorder.Courier]
+	list  []*letter // to deliver
 	all   map[*letter]struct{}
 	ended bool
 }

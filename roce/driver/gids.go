@@ -3,8 +3,8 @@ package driver
 import (
 	"fmt"
 	"slices"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -12,7 +12,7 @@ import (
 // appeared. An index never changes its meaning while its address is there or queue pairs use it; after that the slot is
 // zero until a new address takes it, as in Linux (drivers/infiniband/core/cache.c).
 type gids struct {
-	mu    sync.Mutex
+	mu    lockorder.Mutex[lockorder.GIDs]
 	table []gidEntry
 }
 

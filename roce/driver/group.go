@@ -2,8 +2,9 @@ package driver
 
 import (
 	"slices"
-	"sync"
 	"sync/atomic"
+
+	"github.com/xroce/xroce/internal/lockorder"
 )
 
 // Waitable is what a goroutine can block on: a CQ until it has completions, a channel until it has events. Its methods
@@ -56,7 +57,7 @@ func (g *Group) GiveBack() {
 // shardSet is a set of shards, a bit each, with how many queues of QPs at home there are the reason.
 type shardSet struct {
 	bits   atomic.Uint64
-	mu     sync.Mutex // guards counts
+	mu     lockorder.Mutex[lockorder.ShardSet] // guards counts
 	counts [maxShards]uint16
 }
 
@@ -80,7 +81,7 @@ func (a *shardSet) remove(s *Shard) {
 
 // sleepers are the goroutines that are blocked on something.
 type sleepers struct {
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Sleepers]
 	list []*waiter
 }
 

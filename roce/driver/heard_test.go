@@ -86,11 +86,11 @@ func TestAnswersBeforeDeadlines(t *testing.T) {
 // TestAnswersInAnInbox: the same for answers that were read by another shard and handed over before the process was stopped.
 func TestAnswersInAnInbox(t *testing.T) {
 	m, qps, home := answered(t, 2, 0, loop.Slots, true)
-	home.mu.Lock() // somebody was at it
+	leave := occupy(home)
 	m.a.device.shards[0].drive(driveBriefly)
 	m.network.AdvanceTo(m.network.Now() + stop)
 	require.Equal(t, loop.Slots, home.inboxFrom(m.a.device.shards[0]).ring.Waiting())
-	home.unlock()
+	leave(home.unlock)
 	for m.a.device.Drive() {
 	}
 	none(t, m, qps)
@@ -157,7 +157,7 @@ func TestFlood(t *testing.T) {
 }
 
 // heldBack makes a QP whose deadline has passed, at home in a shard that waits for another one, which is locked: nobody can drive that.
-func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard) {
+func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard, leave func(release func())) {
 	t.Helper()
 	m, qps, home = answered(t, 2, 0, 1, false)
 	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })
@@ -166,14 +166,14 @@ func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard) {
 	m.a.write(t, qps[0], m.b, 8)
 	m.network.AdvanceTo(m.network.Now() + stop)
 	held = m.a.device.shards[0]
-	held.mu.Lock()
+	leave = occupy(held)
 	home.drive(driveBriefly)
-	return m, qps, home, held
+	return m, qps, home, held, leave
 }
 
 // TestShardThatIsHeld: a shard that nobody can drive puts the deadlines of others off for a second, in which they sleep.
 func TestShardThatIsHeld(t *testing.T) {
-	m, _, home, held := heldBack(t)
+	m, _, home, held, leave := heldBack(t)
 	w, err := newWaiter()
 	require.NoError(t, err)
 	defer w.close()
@@ -189,15 +189,15 @@ func TestShardThatIsHeld(t *testing.T) {
 		home.drive(driveBriefly)
 	}
 	require.EqualValues(t, 1, home.engine.Counters().Timeouts)
-	held.unlock()
+	leave(held.unlock)
 
 	// The next one is judged as soon as that shard is free: whoever has held it looks.
 	m.network.AdvanceTo(m.network.Now() + stop)
-	held.mu.Lock()
+	leave = occupy(held)
 	home.drive(driveBriefly)
 	require.EqualValues(t, 1, home.engine.Counters().Timeouts)
 	m.network.AdvanceTo(m.network.Now() + 200*time.Millisecond)
-	held.unlock()
+	leave(held.unlock)
 	home.drive(driveBriefly)
 	// The time that it waited does not count against the next timeout.
 	require.EqualValues(t, 2, home.engine.Counters().Timeouts)
@@ -205,10 +205,10 @@ func TestShardThatIsHeld(t *testing.T) {
 
 // TestDeadlineThatGoesAway: where a deadline waited for another shard and its queue pair has gone meanwhile, nobody is kept awake.
 func TestDeadlineThatGoesAway(t *testing.T) {
-	m, qps, home, held := heldBack(t)
+	m, qps, home, held, leave := heldBack(t)
 	require.NotZero(t, home.overdue.Load())
 	require.NoError(t, qps[0].Modify(t.Context(), &transport.Attributes{State: transport.StateReset}, nil, transport.MaskState))
-	held.unlock()
+	leave(held.unlock)
 	m.network.AdvanceTo(m.network.Now() + 2*longestHearing)
 	home.drive(driveBriefly)
 	_, timed := home.nextDeadline()

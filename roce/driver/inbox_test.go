@@ -60,7 +60,7 @@ func TestGarbageTakesNoPlace(t *testing.T) {
 			})
 			home, other := m.b.device.shards[1], m.b.device.shards[0]
 			require.Same(t, home, m.b.qp.shard())
-			home.mu.Lock()
+			leave := occupy(home)
 			for range 3 { // the window, and again after the timeouts
 				m.a.write(t, m.a.qp, m.b, window/2<<10)
 				m.a.write(t, m.a.qp, m.b, window/2<<10)
@@ -71,7 +71,7 @@ func TestGarbageTakesNoPlace(t *testing.T) {
 			}
 			in := home.inboxFrom(other)
 			waiting, dropped, handed := in.ring.Waiting(), other.engine.Counters().Drops[want.reason], other.engine.Counters().HandedOver
-			home.mu.Unlock()
+			leave(home.mu.Unlock)
 			home.drive(driveFully)
 			require.Equal(t, want.waiting, waiting)
 			require.Greater(t, arrivals, 100)

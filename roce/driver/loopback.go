@@ -12,15 +12,15 @@ package driver
 import (
 	"net/netip"
 	"slices"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/loop"
 )
 
 // opened are the open devices of the process.
 var opened struct {
-	mu      sync.Mutex
+	mu      lockorder.Mutex[lockorder.Opened]
 	devices []*Device
 }
 

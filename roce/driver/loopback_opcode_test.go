@@ -191,17 +191,17 @@ func (p *opcodePair) request(operation queue.Opcode) (wr queue.SendWR, takesRece
 // exchange posts a request at a, and returns the packets that wait in the inboxes on the way there and back.
 func (p *opcodePair) exchange(t *testing.T, wr queue.SendWR) (there, andBack []roce.Opcode) {
 	sa, sb := p.a.device.shards[0], p.b.device.shards[0]
-	sb.mu.Lock()
+	leaveB := occupy(sb)
 	_, err := poster(p.a.qp).PostSend([]queue.SendWR{wr})
 	require.NoError(t, err)
-	sa.mu.Lock()
+	leaveA := occupy(sa)
 	there = sb.inboxFrom(sa).waiting(t)
-	sb.unlock()
+	leaveB(sb.unlock)
 	p.b.device.Drive()
-	sb.mu.Lock()
+	leaveB = occupy(sb)
 	andBack = sa.inboxFrom(sb).waiting(t)
-	sb.unlock()
-	sa.unlock()
+	leaveB(sb.unlock)
+	leaveA(sa.unlock)
 	p.a.device.Drive()
 	return there, andBack
 }

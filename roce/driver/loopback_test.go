@@ -119,6 +119,23 @@ func (s *station) write(t testing.TB, q *QP, peer *station, length int) {
 // window is how many packets a QP sends before anything is acknowledged.
 const window = 32
 
+// occupy has somebody else be at a shard, so that nobody can drive it, until leave is told how to let go of the lock. It is
+// another goroutine: none holds the locks of two shards, or tries the one that it has.
+func occupy(s *Shard) (leave func(release func())) {
+	taken, releases, gone := make(chan struct{}), make(chan func()), make(chan struct{})
+	go func() {
+		defer close(gone)
+		s.mu.Lock()
+		close(taken)
+		(<-releases)()
+	}()
+	<-taken
+	return func(release func()) {
+		releases <- release
+		<-gone
+	}
+}
+
 // TestLoopbackWaitsForTheInbox: a queue pair whose peer's inbox is full goes on when its peer's shard has drained it, without
 // anybody who drives its own, and nothing is lost.
 func TestLoopbackWaitsForTheInbox(t *testing.T) {
@@ -136,13 +153,13 @@ func TestLoopbackWaitsForTheInbox(t *testing.T) {
 		defer func() { require.NoError(t, errors.Join(near.Close(), far.Close())) }()
 		qps = append(qps, near)
 	}
-	sb.mu.Lock() // somebody is at it, for long
+	leave := occupy(sb)
 	for _, q := range qps {
 		a.write(t, q, b, 2*window*1024)
 	}
 	sent := sa.engine.Counters().SentPackets
 	idle, more := sa.engine.Idle(), sa.drive(driveBriefly)
-	sb.unlock()
+	leave(sb.unlock)
 	resumed := sa.engine.Counters().SentPackets
 	for b.device.Drive() || a.device.Drive() {
 	}
@@ -170,10 +187,10 @@ func TestForgetGoesOn(t *testing.T) {
 	a.connect(t, a.qp, b, b.qp.number)
 	b.connect(t, b.qp, a, a.qp.number)
 	sa, sb := a.device.shards[0], b.device.shards[0]
-	sb.mu.Lock() // somebody is at it
+	leave := occupy(sb)
 	a.write(t, a.qp, b, 8)
 	require.Equal(t, 1, sb.inboxFrom(sa).ring.Waiting())
-	sb.mu.Unlock() // and has not looked again
+	leave(sb.mu.Unlock) // without another look
 	sb.forget(a.device)
 	require.EqualValues(t, 1, sb.engine.Counters().SentPackets, "the acknowledgement")
 	require.True(t, sb.engine.Idle())
@@ -181,10 +198,10 @@ func TestForgetGoesOn(t *testing.T) {
 
 	// A device that it has nothing to do with is no reason to drive it.
 	b.write(t, b.qp, a, 8)
-	sb.mu.Lock()
+	leave = occupy(sb)
 	b.write(t, b.qp, a, 8)
 	require.NotNil(t, sb.doorbells.Load())
-	sb.mu.Unlock()
+	leave(sb.mu.Unlock)
 	sb.forget(newStation(t, network, "two").device)
 	require.NotNil(t, sb.doorbells.Load())
 	sb.drive(driveBriefly)
@@ -205,20 +222,20 @@ func inboxOfSilentPeer(t *testing.T, held bool) {
 	defer a.close(t)
 	sa, sb := a.device.shards[0], b.device.shards[0]
 	const count = loop.Slots/window + 2
-	sb.mu.Lock()
+	leave := occupy(sb)
 	for range count {
 		q := a.newQP(t)
 		a.connect(t, q, b, b.qp.number) // which is in RESET
 		defer func() { require.NoError(t, q.Close()) }()
 		a.write(t, q, b, window*1024)
 	}
-	sb.mu.Unlock()
+	leave(sb.mu.Unlock)
 	if held {
-		sa.mu.Lock()
+		leave = occupy(sa)
 	}
 	sb.drive(driveBriefly)
 	if held {
-		sa.unlock()
+		leave(sa.unlock)
 	}
 	require.EqualValues(t, count*window, sa.engine.Counters().SentPackets)
 	b.device.Drive()
@@ -247,7 +264,7 @@ func TestFullWireHoldsUpNoLoopback(t *testing.T) {
 		wired = append(wired, q)
 	}
 	for position := range len(wired) + 1 {
-		s.mu.Lock()
+		leave := occupy(s)
 		for i := range len(wired) + 1 {
 			if i == position {
 				a.write(t, a.qp, a, 200*1024)
@@ -256,7 +273,7 @@ func TestFullWireHoldsUpNoLoopback(t *testing.T) {
 				a.write(t, wired[i], far, 8)
 			}
 		}
-		s.unlock()
+		leave(s.unlock)
 		a.device.Drive()
 		require.Zero(t, poster(a.qp).Outstanding(), "in position %d", position)
 		for _, q := range wired {
@@ -284,12 +301,12 @@ func TestLastFramesOfAClosedDevice(t *testing.T) {
 		defer func() { require.NoError(t, q.Close()) }()
 		more = append(more, q)
 	}
-	sa.mu.Lock()
+	leave := occupy(sa)
 	b.write(t, b.qp, a, 8)
-	sa.mu.Unlock()
-	sb.mu.Lock()
+	leave(sa.mu.Unlock)
+	leave = occupy(sb)
 	require.True(t, sa.drive(driveBriefly))
-	sb.mu.Unlock()
+	leave(sb.mu.Unlock)
 	require.Equal(t, 1, poster(b.qp).Outstanding(), "the acknowledgement is in the inbox")
 	require.Len(t, *sb.inboxes.Load(), 2)
 	a.close(t)

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -24,7 +24,7 @@ type numbers struct {
 	qps   [1 << qpnBits]atomic.Pointer[QP] // by number, for arriving packets
 	gsi   atomic.Pointer[QP]               // QP1, if the device owns it
 
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Numbers]
 	free []uint16 // a ring of the offsets that no QP has, the one that was given back first comes first
 	head uint32   // of the ring
 	used uint32   // the offsets that are not in it

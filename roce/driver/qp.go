@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
@@ -37,8 +37,8 @@ type QP struct {
 	fatal  bool        // EventQPFatal was raised; guarded by the shard's lock
 
 	closed  atomic.Bool
-	control sync.Mutex     // held by Modify and Close while they change something
-	handle  *AddressHandle // of the peer; nil if it has none
+	control lockorder.Mutex[lockorder.Control] // held by Modify and Close while they change something
+	handle  *AddressHandle                     // of the peer; nil if it has none
 
 	posted *queue.Consumer // the receive queue
 }

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -20,7 +20,7 @@ type way struct{ source, destination netip.Addr }
 
 // routes are those that have users.
 type routes struct {
-	mu    sync.Mutex // a leaf
+	mu    lockorder.Mutex[lockorder.Routes]
 	table map[way][]*AddressHandle
 }
 

@@ -8,10 +8,10 @@ package driver
 import (
 	"errors"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/roce/link/capture"
@@ -64,9 +64,9 @@ type Shard struct {
 	given     atomic.Uint64 // what polls was when the lease was given back
 	turns     atomic.Uint64 // that had something to do, for the watch
 
-	kickMu sync.Mutex // held by whoever is in Kick
+	kickMu lockorder.Mutex[lockorder.Kick] // held by whoever is in Kick
 
-	mu      sync.Mutex // guards everything below, and the data-path calls of queue except Kick
+	mu      lockorder.Mutex[lockorder.Shard] // guards everything below, and the data-path calls of queue except Kick
 	engine  *transport.Engine
 	user    *memory.User
 	frames  [receiveBatch]link.Frame

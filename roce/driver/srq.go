@@ -6,9 +6,9 @@ package driver
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/memory"
 	"github.com/xroce/xroce/roce/queue"
 	"github.com/xroce/xroce/roce/transport"
@@ -24,7 +24,7 @@ type SRQ struct {
 	closed atomic.Bool
 	qps    int // guarded by Device.mu
 
-	take     sync.Mutex // held by the shard that takes a request
+	take     lockorder.Mutex[lockorder.Take] // held by the shard that takes a request
 	consumer *queue.Consumer
 	limit    int
 }

@@ -9,9 +9,10 @@ import (
 	"context"
 	"math/bits"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/xroce/xroce/internal/lockorder"
 )
 
 const (
@@ -154,7 +155,7 @@ type waiter struct {
 	woken atomic.Bool
 	mode  atomic.Int32
 
-	mu     sync.Mutex
+	mu     lockorder.Mutex[lockorder.Waiter]
 	closed bool
 }
 

@@ -8,8 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/internal/pcapng"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link/capture"
@@ -104,7 +104,7 @@ const captureLimit = 64 << 20
 // wire is what happens to packets, and the file of them. It knows nothing of the network, under whose lock intercept
 // runs.
 type wire struct {
-	mu     sync.Mutex
+	mu     lockorder.Mutex[lockorder.Wire]
 	random *rand.Rand
 	rules  []rule
 	silent []roce.MAC // of devices that were killed

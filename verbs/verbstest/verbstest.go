@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/internal/opener"
 	"github.com/xroce/xroce/roce/driver"
 	"github.com/xroce/xroce/roce/link/mem"
@@ -37,6 +38,9 @@ type Network struct {
 	seed    uint64
 	network *mem.Network
 	wire    wire
+	made    atomic.Uint64 // devices so far
+
+	mu      lockorder.Mutex[lockorder.Ends]
 	devices []*end
 }
 
@@ -76,12 +80,12 @@ func (n *Network) Device(name string) *verbs.Device {
 	if err != nil {
 		n.t.Fatalf("verbstest: device %s: %v", name, err)
 	}
-	n.wire.mu.Lock()
-	defer n.wire.mu.Unlock()
-	d, err := opener.Open[verbs.Device](l, driver.Options{Seed: n.seed + uint64(len(n.devices)) + 1})
+	d, err := opener.Open[verbs.Device](l, driver.Options{Seed: n.seed + n.made.Add(1)})
 	if err != nil {
 		n.t.Fatalf("verbstest: device %s: %v", name, err)
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.devices = append(n.devices, &end{name: name, device: d, link: l})
 	return d
 }
@@ -89,8 +93,8 @@ func (n *Network) Device(name string) *verbs.Device {
 // end finds a device, or fails the test.
 func (n *Network) end(d *verbs.Device) *end {
 	n.t.Helper()
-	n.wire.mu.Lock()
-	defer n.wire.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, e := range n.devices {
 		if e.device == d {
 			return e
@@ -180,6 +184,8 @@ func (n *Network) close() {
 
 // String describes the network.
 func (n *Network) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	return fmt.Sprintf("network of %d devices, seed %d", len(n.devices), n.seed)
 }
 

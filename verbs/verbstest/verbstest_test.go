@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +114,30 @@ func TestFaults(t *testing.T) {
 		a.destroy(t)
 		b.destroy(t)
 	})
+}
+
+// TestDeviceBesideTraffic: devices can be added while others talk.
+func TestDeviceBesideTraffic(t *testing.T) {
+	n := verbstest.New(t)
+	a, b := newSide(t, n.Device("a")), newSide(t, n.Device("b"))
+	n.Connect(a.qp, b.qp, verbs.ConnectOptions{})
+	var traffic sync.WaitGroup
+	var done atomic.Bool
+	traffic.Go(func() {
+		for !done.Load() {
+			if err := a.read(t.Context(), b, 100<<10); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for i := range 100 {
+		n.Device(fmt.Sprintf("further%d", i))
+	}
+	done.Store(true)
+	traffic.Wait()
+	a.destroy(t)
+	b.destroy(t)
 }
 
 // TestKill: the peer of a device that is killed finds out by its ACK timeout, which costs no time where that is

@@ -15,9 +15,9 @@ import (
 	"container/heap"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 )
 
@@ -76,7 +76,7 @@ type Options struct {
 type Network struct {
 	options Options
 
-	mu       sync.Mutex
+	mu       lockorder.Mutex[lockorder.Memory]
 	random   *rand.Rand
 	now      time.Duration
 	devices  map[roce.MAC]*Device

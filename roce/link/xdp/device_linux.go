@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xroce/xroce/bpf"
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/internal/netns"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
@@ -45,7 +45,7 @@ type Device struct {
 	closing atomic.Bool
 	changed atomic.Pointer[func(link.Change)] // who watches
 
-	mu       sync.Mutex // guards what follows and index and name of netdev, and is held while the maps of the program change
+	mu       lockorder.Mutex[lockorder.XDPDevice] // guards what follows and index and name of netdev, and is held while the maps of the program change
 	obtained obtained
 	state    netdevState
 	told     netdevState // of what who watches was told

@@ -6,12 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -21,7 +21,7 @@ import (
 type netlinkSockets struct {
 	// life is held for reading by every request: a closed Handle would silently ask the namespace of the
 	// thread instead.
-	life   sync.RWMutex
+	life   lockorder.RWMutex[lockorder.NetlinkSockets]
 	closed bool
 
 	handle *netlink.Handle

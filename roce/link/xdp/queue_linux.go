@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce/link"
 	"github.com/xroce/xroce/xsk"
 )
@@ -40,7 +41,7 @@ type queue struct {
 	// refused counts commits of lengths that cannot be sent.
 	refused atomic.Uint64
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex[lockorder.XDPQueue]
 	counted []*xsk.Socket // those whose counts are not in past
 	past    link.Counters
 	details map[string]uint64 // past ones

@@ -7,13 +7,13 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/xroce/xroce/internal/lockorder"
 	"github.com/xroce/xroce/roce"
 	"github.com/xroce/xroce/roce/link"
 )
@@ -47,7 +47,7 @@ type resolver struct {
 // their number is bounded. Changes of one that has been forgotten are not noticed: a queue pair that it concerns has it asked for again
 // when it has been silent for two ACK timeouts.
 type hops struct {
-	mu   sync.Mutex
+	mu   lockorder.Mutex[lockorder.Hops]
 	macs map[netip.Addr]roce.MAC
 	// order has the addresses in macs, the one that came in first at the front.
 	order []netip.Addr

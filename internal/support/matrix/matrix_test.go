@@ -86,11 +86,22 @@ func TestCondense(t *testing.T) {
 	require.Equal(t, "CreateQP (2); Destroy", condense([]string{"Destroy", "CreateQP, depth", "CreateQP, type"}))
 }
 
+// TestList: a cell counts what would make it too long.
+func TestList(t *testing.T) {
+	long := strings.Repeat("x", cellLength)
+	require.Equal(t, "a; b", list([]string{"a", "b"}))
+	require.Equal(t, long+"; b", list([]string{long, "b"}))
+	require.Equal(t, long+"; b; and 2 more", list([]string{long, "b", "c", "d"}))
+}
+
 // TestShortPage: the page is one that a person reads.
 func TestShortPage(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/support.md")
 	require.NoError(t, err)
 	require.Less(t, bytes.Count(page, []byte("\n")), 200)
+	for line := range strings.Lines(string(page)) {
+		require.Less(t, len(line), 2*cellLength, line)
+	}
 }
 
 // TestContradictions: the document is not written with what cannot be true.

@@ -15,9 +15,9 @@ import (
 
 const preface = `# What is supported
 
-"make support" makes this page from what tests recorded that passed: do not edit it. It says in short what has been shown; [support-details.md](support-details.md)
-has each row with the tests that have shown it. A number in parentheses is how many rows of the details an entry stands for. The last section
-is of virtual machines.
+"make support" makes this page from what tests recorded that passed: do not edit it. It says in short what has been shown, and
+[support-details.md](support-details.md) has each row with the tests that have shown it. A number in parentheses is how many rows of the details
+an entry stands for, and "and 7 more" are seven entries that are only there. The last section is of virtual machines.
 `
 
 // kernels is the last section. It is not of records of tests but of what virtual machines have shown: "bin/interop
@@ -152,7 +152,7 @@ func limitGroups(t table) (rows [][]string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		slices.Sort(groups[name])
-		rows = append(rows, []string{name, strings.Join(groups[name], "; ")})
+		rows = append(rows, []string{name, list(groups[name])})
 	}
 	return rows
 }
@@ -207,7 +207,26 @@ func condense(names []string) string {
 			entries = append(entries, entry)
 		}
 	}
-	return strings.Join(entries, "; ")
+	return list(entries)
+}
+
+// cellLength is how many characters of entries a cell shows at least before it only counts the others: more than three lines of
+// a table nobody reads.
+const cellLength = 300
+
+// list writes the entries of a cell. Those that find no room are in the details.
+func list(entries []string) string {
+	text := ""
+	for i, entry := range entries {
+		if len(text) > cellLength {
+			return fmt.Sprintf("%s; and %d more", text, len(entries)-i)
+		}
+		if i > 0 {
+			text += "; "
+		}
+		text += entry
+	}
+	return text
 }
 
 // second is where a second thing begins in a name.

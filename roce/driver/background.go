@@ -41,6 +41,8 @@ type background struct {
 	alarm    *time.Timer
 	polls    uint64        // of the shard at the end of the last sample
 	patience time.Duration // how long it lingers
+	slept    time.Duration // the last time, if there was one
+	admitted uint64        // of the shard before that
 	quit     atomic.Bool
 	resting  atomic.Bool // sleeping without a limit because somebody leads
 	pausing  atomic.Bool // letting time pass
@@ -105,8 +107,9 @@ func (s *Shard) runBackground(b *background) {
 		timeout, lead := s.lead(b.waiter)
 		if lead && s.sleep.waiters.Load() == 0 && !b.quit.Load() {
 			before := s.device.options.Clock()
+			b.admitted = s.admitted.Load()
 			b.waiter.sleep([]*Shard{s}, timeout)
-			b.slept(time.Duration(s.device.options.Clock() - before))
+			b.slept = time.Duration(s.device.options.Clock() - before)
 		}
 		s.sleep.leave(b.waiter)
 	}

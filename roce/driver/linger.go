@@ -16,22 +16,28 @@ const (
 	mostPatience  = 200 * time.Microsecond
 )
 
-// linger drives the shard until nothing has come for as long as b.patience. It ends early when somebody else drives, or
-// wants the CPU. Where a sleeper is woken within the process (link.Waker) there is nothing to save, and in testing/synctest
-// no time passes while it looks.
+// linger drives the shard until no packet of a peer has come for as long as b.patience. It ends early when somebody else
+// drives, or wants the CPU. Frames that are nobody's do not count: whoever sends them would keep a CPU busy with few of
+// them. Where a sleeper is woken within the process (link.Waker) there is nothing to save, and in testing/synctest no time
+// passes while it looks.
 func (b *background) linger(s *Shard) {
+	b.learn(s.admitted.Load())
 	if b.patience == 0 || s.waker != nil {
 		return
 	}
 	clock := s.device.options.Clock
-	polls, last := s.polls.Load(), clock()
+	polls, admitted, last := s.polls.Load(), s.admitted.Load(), clock()
 	for misses := 1; ; misses++ {
-		switch {
-		case s.polls.Load() != polls || s.sleep.waiters.Load() > 0 || b.quit.Load():
+		if s.polls.Load() != polls || s.sleep.waiters.Load() > 0 || b.quit.Load() {
 			return
-		case s.drive(backgroundTurns):
+		}
+		if s.drive(backgroundTurns) {
 			runtime.Gosched()
-			last, misses = clock(), 0
+		}
+		now := s.admitted.Load()
+		switch {
+		case now != admitted:
+			admitted, last, misses = now, clock(), 0
 		case misses%yieldEvery != 0:
 		case time.Duration(clock()-last) >= b.patience:
 			return
@@ -42,11 +48,16 @@ func (b *background) linger(s *Shard) {
 	}
 }
 
-// slept notes how long the background has slept until something was to be done, and so how long it lingers next time.
-func (b *background) slept(d time.Duration) {
-	if d < mostPatience {
+// learn draws from the last sleep, if there was one, how long to linger. admitted is how often packets of peers have come
+// until now.
+func (b *background) learn(admitted uint64) {
+	if b.slept == 0 {
+		return
+	}
+	if admitted != b.admitted && b.slept < mostPatience {
 		b.patience = min(max(2*b.patience, leastPatience), mostPatience)
 	} else if b.patience /= 2; b.patience < leastPatience {
 		b.patience = 0
 	}
+	b.slept = 0
 }

@@ -11,25 +11,45 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// TestLingerLength: sleeps that a little more patience would have saved make the background more patient, up to a limit, and
-// long ones end that soon.
+// TestLingerLength: sleeps that a little more patience would have saved make the background more patient, up to a limit.
+// Long ones end that soon, and so do those that no packet of a peer has ended.
 func TestLingerLength(t *testing.T) {
 	var b background
-	b.slept(mostPatience)
+	sleep := func(d time.Duration, admitted bool) {
+		b.slept = d
+		if admitted {
+			b.learn(b.admitted + 1)
+		} else {
+			b.learn(b.admitted)
+		}
+		require.Zero(t, b.slept)
+	}
+	sleep(mostPatience, true)
 	require.Zero(t, b.patience, "an idle device costs nothing")
+	sleep(1, false)
+	require.Zero(t, b.patience, "nobody's frames cost little")
 	for want := leastPatience; want < mostPatience; want *= 2 {
-		b.slept(mostPatience - 1)
+		sleep(mostPatience-1, true)
 		require.Equal(t, want, b.patience)
 	}
 	for range 3 {
-		b.slept(0)
+		sleep(1, true)
 		require.Equal(t, mostPatience, b.patience)
 	}
-	sleeps := 0
-	for ; b.patience > 0; sleeps++ {
-		b.slept(time.Second)
+	b.learn(7)
+	require.Equal(t, mostPatience, b.patience, "it has not slept")
+	for _, admitted := range []bool{true, false} {
+		b.patience = mostPatience
+		sleeps := 0
+		for ; b.patience > 0; sleeps++ {
+			if admitted {
+				sleep(time.Second, true)
+			} else {
+				sleep(1, false)
+			}
+		}
+		require.Equal(t, 4, sleeps)
 	}
-	require.Equal(t, 4, sleeps)
 }
 
 // TestLinger: the background looks until nothing has come for as long as it is patient, and takes what comes meanwhile.
@@ -85,10 +105,10 @@ func TestLinger(t *testing.T) {
 		for linger.patience == 0 { // somebody has wanted the CPU
 			linger.patience, begin = time.Hour, now
 			linger.linger(s)
+			linger.quit.Store(false)
+			s.sleep.waiters.Store(0)
 		}
 		require.InDelta(t, float64(begin+10), float64(now), 2, name)
-		linger.quit.Store(false)
-		s.sleep.waiters.Store(0)
 	}
 	meanwhile = nil
 }

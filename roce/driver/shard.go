@@ -63,6 +63,7 @@ type Shard struct {
 	polls     atomic.Uint64
 	given     atomic.Uint64 // what polls was when the lease was given back
 	turns     atomic.Uint64 // that had something to do, for the watch
+	admitted  atomic.Uint64 // turns in which a packet of a peer came
 
 	kickMu lockorder.Mutex[lockorder.Kick] // held by whoever is in Kick
 
@@ -75,6 +76,7 @@ type Shard struct {
 	handed  []*Shard       // the shards that were handed something in this turn
 	leaving []*QP          // QPs that want to move
 	now     transport.Time // of the turn
+	fed     bool           // a packet of a peer has come in it
 	full    transport.Time // since when the link has no transmit buffer; 0 if it had one
 	waste   []byte         // where frames are written that go nowhere
 	wasted  bool           // the transmitter lent it last
@@ -296,6 +298,10 @@ func (s *Shard) turn(putOff bool) (r turnResult) {
 	if n > 0 {
 		s.queue.Release()
 	}
+	if s.fed {
+		s.fed = false
+		s.admitted.Add(1)
+	}
 	if waiting {
 		s.drainInboxes(now)
 	}
@@ -329,8 +335,11 @@ func (s *Shard) receive(now transport.Time, segments [][]byte) {
 			reason = roce.DropInboxFull
 		}
 	}
-	if s.process(now, q, reason, segments) && q.arrivals.run != 0 {
-		q.arrivals.run = 0
+	if s.process(now, q, reason, segments) {
+		s.fed = true
+		if q.arrivals.run != 0 {
+			q.arrivals.run = 0
+		}
 	}
 }
 

@@ -13,7 +13,11 @@
 //
 // It works inside testing/synctest: time is virtual there, so that timeouts cost none, and it works without. The
 // packets of a test that fails are written to a file for Wireshark. When the test ends, what it has not destroyed on
-// a device fails it.
+// a device fails it; [verbs.Device.Close] destroys all.
+//
+// Virtual time stands still while a goroutine waits for a sync.Mutex. So a program that holds one while it waits for a
+// completion hangs inside testing/synctest as soon as another goroutine wants it, if the completion needs time, to send
+// a lost packet again for one. A channel of capacity 1 in place of the mutex does not hang.
 package verbstest
 
 import (

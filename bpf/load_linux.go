@@ -79,8 +79,8 @@ func newSpecs() (specs, error) {
 // opens to find out what the kernel can do.
 const loadDescriptors = 16
 
-// checkDescriptors looks for room before the library does. The library takes a probe that failed because no descriptor was free for a
-// feature that the kernel lacks, and keeps that answer for the life of the process.
+// checkDescriptors looks for room before the library does. The library takes a probe that failed because no descriptor
+// was free for a feature that the kernel lacks, and keeps that answer for the life of the process.
 func checkDescriptors() (err error) {
 	var held [loadDescriptors]int
 	n := 0

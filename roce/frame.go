@@ -22,9 +22,10 @@ type Packet struct {
 	HopLimit     uint8
 	FlowLabel    uint32 // 0 over IPv4
 	SourcePort   uint16
-	// ChecksumWrong says that the UDP checksum is neither zero nor right. The packet is as good as its ICRC, which covers more.
-	// The kernel of a sender on a virtual link leaves the checksum to a device that never comes (CHECKSUM_PARTIAL,
-	// include/linux/skbuff.h): all that is in the packet then is the sum of the pseudo header, and XDP is not told.
+	// ChecksumWrong says that the UDP checksum is neither zero nor right. The packet is as good as its ICRC, which
+	// covers more. The kernel of a sender on a virtual link leaves the checksum to a device that never comes
+	// (CHECKSUM_PARTIAL, include/linux/skbuff.h): all that is in the packet then is the sum of the pseudo header, and
+	// XDP is not told.
 	ChecksumWrong bool
 
 	// IP is the IP header as received, 20 bytes of IPv4 or 40 of IPv6: what a UD receiver finds in

@@ -1,7 +1,7 @@
 package roce
 
-// Places of bytes in a frame without a VLAN tag. They stand here once more than in the codec, from the standards: RFC 791, RFC 8200, RFC 768,
-// and IBTA sections 9.2 and 9.3.
+// Places of bytes in a frame without a VLAN tag. They stand here once more than in the codec, from the standards: RFC
+// 791, RFC 8200, RFC 768, and IBTA sections 9.2 and 9.3.
 const (
 	etherTypeAt = 12
 	ipAt        = 14

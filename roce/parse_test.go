@@ -134,7 +134,8 @@ func TestParseUnknownOpcodes(t *testing.T) {
 	}
 }
 
-// Lengths of the frames that the faults below are made in: a SEND ONLY of 30 bytes with its pad and ICRC; and a byte of its payload.
+// Lengths of the frames that the faults below are made in: a SEND ONLY of 30 bytes with its pad and ICRC; and a byte of
+// its payload.
 const (
 	sendOnly4 = bth4At + BTHLength + 32 + ICRCLength
 	sendOnly6 = bth6At + BTHLength + 32 + ICRCLength

@@ -102,8 +102,8 @@ func AckTimeout(code uint8) time.Duration {
 	return 4096 * time.Nanosecond << min(code, 31)
 }
 
-// GiveUpTime returns how long after its last progress a requester gives up a peer that does not answer: the time of the ACK
-// timeout for the first packet and for each of the resends. 0 is never.
+// GiveUpTime returns how long after its last progress a requester gives up a peer that does not answer: the time of the
+// ACK timeout for the first packet and for each of the resends. 0 is never.
 func GiveUpTime(code, retries uint8) time.Duration {
 	return AckTimeout(code) * time.Duration(1+int(retries))
 }
@@ -116,8 +116,8 @@ var creditCounts = [31]uint32{
 	4096, 6144, 8192, 12288, 16384, 24576, 32768,
 }
 
-// Credits returns how many receives a responder has posted, by the code of 5 bits in an ACK. For code 31, which means that it
-// does not say, it is 0.
+// Credits returns how many receives a responder has posted, by the code of 5 bits in an ACK. For code 31, which means
+// that it does not say, it is 0.
 func Credits(code uint8) uint32 {
 	if int(code) < len(creditCounts) {
 		return creditCounts[code]

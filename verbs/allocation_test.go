@@ -37,8 +37,8 @@ type stream struct {
 
 const streamDepth = 16
 
-// newStream makes a stream over a wire, or over loopback between two queue pairs of one device. With events every completion
-// queue asks for one all the time.
+// newStream makes a stream over a wire, or over loopback between two queue pairs of one device. With events every
+// completion queue asks for one all the time.
 func newStream(t testing.TB, operation verbs.WROpcode, size int, loopback, events bool) *stream {
 	s := &stream{t: t, channels: make(map[*verbs.CQ]*verbs.CompChannel)}
 	network := mem.NewNetwork(mem.Options{})
@@ -163,8 +163,8 @@ func TestNoAllocation(t *testing.T) {
 					s.run(500)
 					const count = 1000
 					least := uint64(math.MaxUint64)
-					// The runtime itself allocates a few times in a while, a new thread for one. What the messages allocate is
-					// there each time.
+					// The runtime itself allocates a few times in a while, a new thread for one. What the messages
+					// allocate is there each time.
 					for try := 0; try < 3 && least >= count/50; try++ {
 						var before, after runtime.MemStats
 						runtime.ReadMemStats(&before)

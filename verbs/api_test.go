@@ -147,7 +147,8 @@ func TestExplain(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr, b.qp.Failure().Status)
 }
 
-// TestExplainFlushed: what was flushed names the cause itself, whichever end or program that is, and as long as it is known.
+// TestExplainFlushed: what was flushed names the cause itself, whichever end or program that is, and as long as it is
+// known.
 func TestExplainFlushed(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	require.NoError(t, b.qp.PostRecv(verbs.RecvWR{WRID: 5}))
@@ -206,8 +207,8 @@ func TestExplainOperations(t *testing.T) {
 	}
 }
 
-// TestExplainFailure: what a request of the peer broke is explained from this end; what nobody answered is not said to have
-// been answered; what is not of this queue pair is not explained as if it were.
+// TestExplainFailure: what a request of the peer broke is explained from this end; what nobody answered is not said to
+// have been answered; what is not of this queue pair is not explained as if it were.
 func TestExplainFailure(t *testing.T) {
 	a, b := partners(t)
 	require.Equal(t, "nothing has failed on QP "+b.qp.QPN().String(), b.qp.Explain(b.qp.Failure()))

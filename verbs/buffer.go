@@ -10,9 +10,10 @@ import (
 )
 
 // AllocBuffer returns size bytes of zeroed memory outside the Go heap, page-aligned, on huge pages if the system has
-// enough of them for a size that is a multiple of 2 MiB: large regions then cost the collector nothing and the CPU fewer
-// translations. All pages are there when it returns; it fails if the system does not have them. The buffer is the caller's until
-// FreeBuffer. Ordinary slices can be registered just as well. AllocBuffer and FreeBuffer may be called concurrently.
+// enough of them for a size that is a multiple of 2 MiB: large regions then cost the collector nothing and the CPU
+// fewer translations. All pages are there when it returns; it fails if the system does not have them. The buffer is the
+// caller's until FreeBuffer. Ordinary slices can be registered just as well. AllocBuffer and FreeBuffer may be called
+// concurrently.
 func AllocBuffer(size int) ([]byte, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("buffer: %w: %d bytes", ErrInvalid, size)
@@ -25,9 +26,9 @@ func AllocBuffer(size int) ([]byte, error) {
 	return b, nil
 }
 
-// FreeBuffer gives back a buffer of AllocBuffer, the whole of it. Nobody may use it any more. It fails with ErrInUse, and changes
-// nothing, while memory regions are registered in it, or mapped for fast registration, and with ErrInvalid if AllocBuffer has made
-// no such buffer or it was freed already.
+// FreeBuffer gives back a buffer of AllocBuffer, the whole of it. Nobody may use it any more. It fails with ErrInUse,
+// and changes nothing, while memory regions are registered in it, or mapped for fast registration, and with ErrInvalid
+// if AllocBuffer has made no such buffer or it was freed already.
 func FreeBuffer(b []byte) error {
 	if err := allocated.remove(b); err != nil {
 		return fmt.Errorf("free buffer of %d bytes at %#x: %w", len(b), memory.BufferAddress(b), err)
@@ -41,8 +42,8 @@ func FreeBuffer(b []byte) error {
 // allocated are the buffers of the process that AllocBuffer has made and FreeBuffer has not taken back.
 var allocated buffers
 
-// buffers knows who uses which buffer, on whatever device: an address that is given back is soon that of another buffer, which
-// the peers of a region that was left behind would read and write.
+// buffers knows who uses which buffer, on whatever device: an address that is given back is soon that of another
+// buffer, which the peers of a region that was left behind would read and write.
 type buffers struct {
 	mu   lockorder.Mutex[lockorder.Buffers]
 	list []*allocation // in the order of their addresses

@@ -12,9 +12,9 @@ import (
 
 const hugePage = 2 << 20
 
-// mapper asks the kernel for memory. A successful mmap(2) promises nothing: the pages of a hugetlb mapping are charged to
-// the control group when they are touched (mm/hugetlb_cgroup.c), and a touch beyond its limit ends the process with SIGBUS. So
-// every page is made present before anybody gets the buffer.
+// mapper asks the kernel for memory. A successful mmap(2) promises nothing: the pages of a hugetlb mapping are charged
+// to the control group when they are touched (mm/hugetlb_cgroup.c), and a touch beyond its limit ends the process with
+// SIGBUS. So every page is made present before anybody gets the buffer.
 type mapper struct {
 	huge     int                       // flags of a mapping on huge pages
 	populate func(buffer []byte) error // makes all pages present, or says why it cannot

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// broken maps huge pages that are not there: the mapping succeeds, and a touch would end the process. So it is with the limit of
-// a control group, too, of which nothing is reserved when the memory is mapped.
+// broken maps huge pages that are not there: the mapping succeeds, and a touch would end the process. So it is with the
+// limit of a control group, too, of which nothing is reserved when the memory is mapped.
 func broken(t *testing.T) []byte {
 	t.Helper()
 	const pages = 1 << 17 // more than any machine of ours has

@@ -38,8 +38,8 @@ func TestAllocBuffer(t *testing.T) {
 	require.Error(t, verbs.FreeBuffer(make([]byte, 10)))
 }
 
-// TestFreeBufferInUse: a buffer with a region in it stays, whichever call has put the region there and in whichever part of the
-// buffer it lies: its address would soon be that of another buffer.
+// TestFreeBufferInUse: a buffer with a region in it stays, whichever call has put the region there and in whichever
+// part of the buffer it lies: its address would soon be that of another buffer.
 func TestFreeBufferInUse(t *testing.T) {
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	pd := func(d *verbs.Device) *verbs.PD {

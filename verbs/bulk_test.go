@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestBulk moves 32 MiB, or 256 MiB at full size, by WRITE and back by READ over a veth pair: path MTUs up to that whose
-// frames take two buffers, both IP versions, native and generic XDP.
+// TestBulk moves 32 MiB, or 256 MiB at full size, by WRITE and back by READ over a veth pair: path MTUs up to that
+// whose frames take two buffers, both IP versions, native and generic XDP.
 func TestBulk(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		for _, v6 := range []bool{false, true} {

@@ -178,7 +178,8 @@ func (c *crowd) run(t *testing.T, opcode verbs.WROpcode, each int, length time.D
 	return r
 }
 
-// mixed runs a crowd and a single queue pair in turns, since the machine may have other work, until each has run so long.
+// mixed runs a crowd and a single queue pair in turns, since the machine may have other work, until each has run so
+// long.
 func (c *crowd) mixed(t *testing.T, single *crowd, opcode verbs.WROpcode, length time.Duration) (crowded, alone *crowdResult) {
 	t.Helper()
 	crowded, alone = &crowdResult{bytes: make([]uint64, len(c.qps))}, &crowdResult{bytes: make([]uint64, 1)}
@@ -191,8 +192,9 @@ func (c *crowd) mixed(t *testing.T, single *crowd, opcode verbs.WROpcode, length
 	return crowded, alone
 }
 
-// TestBusyQPs: many queue pairs with messages in flight share the way to a peer. Their windows together do not overrun the rings
-// of the device there, so nothing is sent again and none ends; each gets its share, and together they are as fast as one.
+// TestBusyQPs: many queue pairs with messages in flight share the way to a peer. Their windows together do not overrun
+// the rings of the device there, so nothing is sent again and none ends; each gets its share, and together they are as
+// fast as one.
 func TestBusyQPs(t *testing.T) {
 	counts := []int{16, 200}
 	if *fullSize {
@@ -214,13 +216,15 @@ func TestBusyQPs(t *testing.T) {
 					}
 					crowded, alone := c.mixed(t, single, opcode, length)
 					t.Logf("%v; one QP %.2f Gbit/s", crowded, alone.rate())
-					// A machine that stands still for an ACK timeout has all that is in flight sent again, 0.3 % of a short run.
+					// A machine that stands still for an ACK timeout has all that is in flight sent again, 0.3 % of a
+					// short run.
 					if *fullSize {
 						require.Less(t, crowded.resends(), 0.001)
 					} else {
 						require.Less(t, crowded.resends(), 0.01)
 					}
-					// Whoever has the machine for a moment takes from all, but in a short run few messages make the share of one.
+					// Whoever has the machine for a moment takes from all, but in a short run few messages make the
+					// share of one.
 					if messages := crowded.mean() / busyMessage; messages >= 10 {
 						require.GreaterOrEqual(t, crowded.fairness(), 0.7)
 					}
@@ -233,7 +237,8 @@ func TestBusyQPs(t *testing.T) {
 	}
 }
 
-// TestManySenders: where several devices send to one, none knows of the others. Their losses make them share its buffers.
+// TestManySenders: where several devices send to one, none knows of the others. Their losses make them share its
+// buffers.
 func TestManySenders(t *testing.T) {
 	netlab.RequireRoot(t)
 	const senders, each = 4, 50

@@ -1,7 +1,7 @@
 package verbs
 
-// A capture is written by a goroutine of its own. It looks for packets now and then instead of being woken, so that the data
-// path does nothing for it but the copying.
+// A capture is written by a goroutine of its own. It looks for packets now and then instead of being woken, so that the
+// data path does nothing for it but the copying.
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 	"github.com/xroce/xroce/roce/link/capture"
 )
 
-// WantCapture asks the control socket for a capture: Request.Options are CaptureOptions, and the answer is a capture that
-// goes on until the client shuts down its end of the connection.
+// WantCapture asks the control socket for a capture: Request.Options are CaptureOptions, and the answer is a capture
+// that goes on until the client shuts down its end of the connection.
 const WantCapture = "capture"
 
 const (
@@ -38,10 +38,11 @@ type CaptureOptions struct {
 	SnapLength int `json:"snapLength,omitempty"`
 	// QPNs chooses the packets of queue pairs that have one of these numbers here or at the peer, at most 64.
 	QPNs []QPN `json:"qpns,omitempty"`
-	// Opcodes chooses packets by the names that counters have, "RC_SEND_ONLY" for one; "RC_RDMA_READ*" is a pattern. Frames
-	// that are no packets for any queue pair, which the engine drops, are only there if nothing is chosen.
+	// Opcodes chooses packets by the names that counters have, "RC_SEND_ONLY" for one; "RC_RDMA_READ*" is a pattern.
+	// Frames that are no packets for any queue pair, which the engine drops, are only there if nothing is chosen.
 	Opcodes []string `json:"opcodes,omitempty"`
-	// BufferSize is the memory for packets that are not written yet, in bytes for each queue of the device; 0 means 4 MiB.
+	// BufferSize is the memory for packets that are not written yet, in bytes for each queue of the device; 0 means 4
+	// MiB.
 	BufferSize int `json:"bufferSize,omitempty"`
 }
 
@@ -97,12 +98,13 @@ type Capture struct {
 }
 
 // StartCapture writes the RoCE packets that the device receives and sends from now on to w, in the pcapng format, for
-// Wireshark: tcpdump does not see what XDP has redirected. Comments tell which packets were dropped, with the names of the counters
-// of drops, and which were sent again. Packets are as they were on the wire, ICRC included, with the time of the turn of the engine
-// that dealt with them. Traffic that stays in the process (to an address of the device itself) appears sent and received.
+// Wireshark: tcpdump does not see what XDP has redirected. Comments tell which packets were dropped, with the names of
+// the counters of drops, and which were sent again. Packets are as they were on the wire, ICRC included, with the time
+// of the turn of the engine that dealt with them. Traffic that stays in the process (to an address of the device
+// itself) appears sent and received.
 //
-// The engine never waits for w. What is written too slowly is left out and counted, in the comment of the next packet and
-// in CaptureStats. The capture ends by Stop, by an error of w, or with the device. Several can go on at once.
+// The engine never waits for w. What is written too slowly is left out and counted, in the comment of the next packet
+// and in CaptureStats. The capture ends by Stop, by an error of w, or with the device. Several can go on at once.
 func (d *Device) StartCapture(w io.Writer, o CaptureOptions) (*Capture, error) {
 	if err := d.check(); err != nil {
 		return nil, err
@@ -141,8 +143,8 @@ func (d *Device) StartCapture(w io.Writer, o CaptureOptions) (*Capture, error) {
 
 func wallClock() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
-// Stop ends the capture, waits until everything was written that it has, and says how much that is. The error is that of the
-// writer, if any. The writer is the caller's again. Calling it again returns the same.
+// Stop ends the capture, waits until everything was written that it has, and says how much that is. The error is that
+// of the writer, if any. The writer is the caller's again. Calling it again returns the same.
 func (c *Capture) Stop() (CaptureStats, error) {
 	c.endOnce.Do(func() { close(c.end) })
 	<-c.finished

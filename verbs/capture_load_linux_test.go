@@ -16,8 +16,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_F7_FullLoad: WRITEs as fast as a veth pair carries them, with and without a capture into a file, in turn. Nothing gets lost by
-// it, and what is not in the file is counted.
+// TestCase_F7_FullLoad: WRITEs as fast as a veth pair carries them, with and without a capture into a file, in turn.
+// Nothing gets lost by it, and what is not in the file is counted.
 func TestCase_F7_FullLoad(t *testing.T) {
 	da, db := vethDevices(t, netlab.PairOptions{}, verbs.Options{})
 	a, b := newEnd(t, da, make([]byte, 1<<20), verbs.QPCap{}), newEnd(t, db, make([]byte, 1<<20), verbs.QPCap{})

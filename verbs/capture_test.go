@@ -183,8 +183,8 @@ func (g *countingGate) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestCaptureCatchesUp: what has piled up while the writer was busy is written as fast as at the end of a capture, not so much per
-// look: otherwise packets are left out although the writer is idle.
+// TestCaptureCatchesUp: what has piled up while the writer was busy is written as fast as at the end of a capture, not
+// so much per look: otherwise packets are left out although the writer is idle.
 func TestCaptureCatchesUp(t *testing.T) {
 	const messages = 10_000
 	a, b := partnersAt(t, verbs.MTU1024)

@@ -14,8 +14,8 @@ import (
 
 var deregistrations = flag.Int("c3", 300, "rounds of TestCase_C3_Traffic; 10000 is the long run")
 
-// TestCase_C3_Traffic deregisters a region while a peer writes to it: after Dereg has returned no byte changes, and the peer
-// gets a remote access error. The plain writes to the buffer are what the race detector looks at.
+// TestCase_C3_Traffic deregisters a region while a peer writes to it: after Dereg has returned no byte changes, and the
+// peer gets a remote access error. The plain writes to the buffer are what the race detector looks at.
 func TestCase_C3_Traffic(t *testing.T) {
 	a, b := partners(t)
 	buffer := make([]byte, 4096)
@@ -43,8 +43,8 @@ func TestCase_C3_Traffic(t *testing.T) {
 	support.Object(t, "MR", "Dereg while a peer writes, for the buffer", "untouched from its return on")
 }
 
-// writeUntilError keeps 32 WRITEs under way until one fails, waits for the rest and returns the completion of the one that
-// failed; it is the zero value if a post or a poll does.
+// writeUntilError keeps 32 WRITEs under way until one fails, waits for the rest and returns the completion of the one
+// that failed; it is the zero value if a post or a poll does.
 func (e *end) writeUntilError(to verbs.RemoteMemory, length int) (failed verbs.WC) {
 	var wcs [64]verbs.WC
 	for posted, done := 0, 0; failed.Status == verbs.WCSuccess || done < posted; {

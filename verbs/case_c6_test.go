@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_C6: inline data are those that were there when the request was posted, whatever the memory holds when the packet leaves
-// or is sent again.
+// TestCase_C6: inline data are those that were there when the request was posted, whatever the memory holds when the
+// packet leaves or is sent again.
 func TestCase_C6(t *testing.T) {
 	const most = verbs.MaxInlineData
 	retransmitted := uint64(0)

@@ -24,7 +24,8 @@ func newQP(t *testing.T, pd *verbs.PD, a verbs.QPInitAttr) *verbs.QP {
 	return q
 }
 
-// connectAt connects a queue pair with one of the peer, both at home at the shard of their devices that the flow label says.
+// connectAt connects a queue pair with one of the peer, both at home at the shard of their devices that the flow label
+// says.
 func connectAt(t *testing.T, a, b *verbs.QP, label uint32) {
 	t.Helper()
 	connect(t, &end{qp: a}, &end{qp: b}, verbs.ConnectOptions{FlowLabel: label, Timeout: roce.AckTimeout(15)})
@@ -47,8 +48,8 @@ func collectEvents(t *testing.T, d *verbs.Device, count int) map[verbs.AsyncEven
 	return events
 }
 
-// TestCase_D3_Overrun: 16 completions into a queue of 4. The first 4 are there, then it says that it overran; its queue pairs
-// are in the error state on every shard, and the program is told of each of them once.
+// TestCase_D3_Overrun: 16 completions into a queue of 4. The first 4 are there, then it says that it overran; its queue
+// pairs are in the error state on every shard, and the program is told of each of them once.
 func TestCase_D3_Overrun(t *testing.T) {
 	o := newOverrun(t)
 	for _, q := range o.qps[1:] {
@@ -188,7 +189,8 @@ func TestOverrunWakes(t *testing.T) {
 	support.Object(t, "Event", "of objects that are destroyed", "gone")
 }
 
-// TestCase_D3_Resize: entries inside survive a resize up and down, in order; a queue is not made smaller than what is inside.
+// TestCase_D3_Resize: entries inside survive a resize up and down, in order; a queue is not made smaller than what is
+// inside.
 func TestCase_D3_Resize(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	cq := newCQ(t, a.device, 16)

@@ -12,8 +12,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_D4: a program that asks for an event, looks once more and then selects on Ready hears of a message at once, whether it has
-// looked once or polled all the time before. At full size hardly any of a million rounds takes a millisecond.
+// TestCase_D4: a program that asks for an event, looks once more and then selects on Ready hears of a message at once,
+// whether it has looked once or polled all the time before. At full size hardly any of a million rounds takes a
+// millisecond.
 func TestCase_D4(t *testing.T) {
 	polls := []time.Duration{0}
 	if *fullSize {
@@ -22,8 +23,8 @@ func TestCase_D4(t *testing.T) {
 	for _, polled := range polls {
 		a, b := pair(t, mem.Options{})
 		round := newSelected(t, a, b, polled)
-		// A lease makes it 1.2 ms. A machine that has other things to do is given a few tries and more time than the 100 us of a
-		// quiet one, where it also goes well for who has polled long before.
+		// A lease makes it 1.2 ms. A machine that has other things to do is given a few tries and more time than the
+		// 100 us of a quiet one, where it also goes well for who has polled long before.
 		limit := 100 * time.Microsecond
 		if !*fullSize {
 			limit = 900 * time.Microsecond
@@ -54,8 +55,8 @@ func TestCase_D4_Device(t *testing.T) {
 	requireSoon(t, newSelected(t, a, b, 0), limit)
 }
 
-// newSelected returns a function that has a message sent to b, whose program has polled for a time, then asks for an event and selects, and
-// says how long after the post it heard.
+// newSelected returns a function that has a message sent to b, whose program has polled for a time, then asks for an
+// event and selects, and says how long after the post it heard.
 func newSelected(t *testing.T, a, b *end, polled time.Duration) (round func() time.Duration) {
 	ch := newChannel(t, b.device)
 	cq := newCQOn(t, b.device, ch, 64)

@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_D7_QueryPort: every attribute of a port, of one whose driver tells the speed of the link (veth says 10 Gbit/s) and
-// of one that has none.
+// TestCase_D7_QueryPort: every attribute of a port, of one whose driver tells the speed of the link (veth says 10
+// Gbit/s) and of one that has none.
 func TestCase_D7_QueryPort(t *testing.T) {
 	a, _ := vethDevices(t, netlab.PairOptions{MTU: 3000}, verbs.Options{})
 	gids, err := a.QueryGIDTable()

@@ -38,8 +38,8 @@ func requireWorks(t *testing.T, a, b *end) {
 	require.Equal(t, verbs.WCSuccess, b.do(t, long(b, a)).Status)
 }
 
-// TestCase_E3_LinkDown: a link goes down and comes back. Both ends say so; what has time enough waits, and what has not ends
-// when its resends are used up, and says so.
+// TestCase_E3_LinkDown: a link goes down and comes back. Both ends say so; what has time enough waits, and what has not
+// ends when its resends are used up, and says so.
 func TestCase_E3_LinkDown(t *testing.T) {
 	p := newPorts(t, netlab.PairOptions{})
 	patient, patientPeer := p.ends(t, endurance)
@@ -120,7 +120,8 @@ func move(t *testing.T, e *netlab.End, to *netlab.Namespace) {
 	e.Namespace = to
 }
 
-// TestCase_E3_Remade: the network device at one end is deleted, and with it that at the other, and both are made again. Or it is taken to another namespace, where it serves the kernel alone, and back. The queue pairs survive.
+// TestCase_E3_Remade: the network device at one end is deleted, and with it that at the other, and both are made again.
+// Or it is taken to another namespace, where it serves the kernel alone, and back. The queue pairs survive.
 func TestCase_E3_Remade(t *testing.T) {
 	for _, how := range []string{"deleted", "moved"} {
 		t.Run(how, func(t *testing.T) {
@@ -171,7 +172,8 @@ func TestCase_E3_Remade(t *testing.T) {
 	}
 }
 
-// requireLeft says that nothing of ours is on end A's device where it is now: the kernel gets what the peer goes on sending.
+// requireLeft says that nothing of ours is on end A's device where it is now: the kernel gets what the peer goes on
+// sending.
 func requireLeft(t *testing.T, p *ports, from, to *end) {
 	t.Helper()
 	e := &p.pair.A
@@ -198,8 +200,8 @@ func requireLeft(t *testing.T, p *ports, from, to *end) {
 	require.NoError(t, err, "what the peer sends was swallowed")
 }
 
-// TestCase_E3_Lost: the network device does not come back, or not as one that can be served. Requests end at their time, nothing
-// spins, and everything can be closed.
+// TestCase_E3_Lost: the network device does not come back, or not as one that can be served. Requests end at their
+// time, nothing spins, and everything can be closed.
 func TestCase_E3_Lost(t *testing.T) {
 	for _, how := range []string{"down", "deleted", "moved", "with one queue"} {
 		t.Run(how, func(t *testing.T) {

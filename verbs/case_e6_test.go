@@ -24,8 +24,9 @@ import (
 // inhabitantNumber, in the environment, makes the test binary a process of TestCase_E6.
 const inhabitantNumber = "XROCE_TEST_INHABITANT"
 
-// TestCase_E6: many network namespaces at once, with a process in each that has the device and the IP address which others have in
-// theirs. Each gets the data of its own peer. When the processes are killed, the namespaces can be closed at once, and go.
+// TestCase_E6: many network namespaces at once, with a process in each that has the device and the IP address which
+// others have in theirs. Each gets the data of its own peer. When the processes are killed, the namespaces can be
+// closed at once, and go.
 func TestCase_E6(t *testing.T) {
 	netlab.RequireRoot(t)
 	outside, err := netlab.NewNamespace()
@@ -94,7 +95,8 @@ func outsiders(t *testing.T, n *netlab.Namespace) (number int) {
 	return number
 }
 
-// inhabit exchanges data with the peer, which is on the other end of the standard streams, says so, and waits to be killed.
+// inhabit exchanges data with the peer, which is on the other end of the standard streams, says so, and waits to be
+// killed.
 func inhabit(number string) error {
 	i, err := newInhabitant()
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_F13: other traffic of the same devices goes on beside RDMA at full load, and every byte of it is right: TCP both
-// ways, UDP to the port next to RoCE's, ICMP. What the program costs TCP is printed for each mode.
+// TestCase_F13: other traffic of the same devices goes on beside RDMA at full load, and every byte of it is right: TCP
+// both ways, UDP to the port next to RoCE's, ICMP. What the program costs TCP is printed for each mode.
 func TestCase_F13(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -83,8 +83,8 @@ func speedOfTCP(t *testing.T, pair *netlab.Pair, duration time.Duration) float64
 	return float64(total) * 8 / time.Since(begin).Seconds() / 1e9
 }
 
-// otherTraffic runs TCP both ways, UDP and ICMP at once, and fails if any byte is missing or wrong. It returns how many datagrams
-// were lost and sent again.
+// otherTraffic runs TCP both ways, UDP and ICMP at once, and fails if any byte is missing or wrong. It returns how many
+// datagrams were lost and sent again.
 func otherTraffic(t *testing.T, pair *netlab.Pair, duration time.Duration) int64 {
 	t.Helper()
 	deadline := time.Now().Add(duration)

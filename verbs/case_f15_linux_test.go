@@ -49,8 +49,9 @@ func used(t *testing.T, interval time.Duration, limit float64) (share float64, u
 	return share, u
 }
 
-// TestCase_F15: devices with idle queue pairs and blocked waits use next to no CPU: left alone, while packets come in that are for
-// nobody, when the link is down at either end, and when the network device is deleted. poll(2) never returns at once again and again.
+// TestCase_F15: devices with idle queue pairs and blocked waits use next to no CPU: left alone, while packets come in
+// that are for nobody, when the link is down at either end, and when the network device is deleted. poll(2) never
+// returns at once again and again.
 func TestCase_F15(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		t.Run(mode.String(), func(t *testing.T) { idle(t, mode) })

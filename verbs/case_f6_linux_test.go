@@ -15,9 +15,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_F6: at every MTU of the network device, native and generic, with and without frames of several buffers, the engine
-// finds a mode that works, tells which, bounds the active path MTU by what it got, and carries messages at it exactly. MTU 3506
-// is the last at which veth takes a native program without frags (drivers/net/veth.c, veth_xdp_set).
+// TestCase_F6: at every MTU of the network device, native and generic, with and without frames of several buffers, the
+// engine finds a mode that works, tells which, bounds the active path MTU by what it got, and carries messages at it
+// exactly. MTU 3506 is the last at which veth takes a native program without frags (drivers/net/veth.c, veth_xdp_set).
 func TestCase_F6(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPAuto, verbs.XDPNative, verbs.XDPGeneric} {
 		for _, buffers := range []verbs.MultiBuffer{verbs.MultiBufferAuto, verbs.MultiBufferOff} {
@@ -74,9 +74,9 @@ func jumbo(t *testing.T, mode verbs.XDPMode, buffers verbs.MultiBuffer, netdev i
 	}
 }
 
-// exact connects the devices with the default path MTU, which must be the given one, and moves messages of lengths around
-// multiples of it both ways. Each has a target of its own, and what is sent is never changed: where the machine loses packets, a
-// READ may be answered once more after it is complete.
+// exact connects the devices with the default path MTU, which must be the given one, and moves messages of lengths
+// around multiples of it both ways. Each has a target of its own, and what is sent is never changed: where the machine
+// loses packets, a READ may be answered once more after it is complete.
 func exact(t *testing.T, a, b *verbs.Device, want verbs.MTU) {
 	const room, guard = 1 << 20, 64
 	ea, eb := newEnd(t, a, make([]byte, 3*room), verbs.QPCap{}), newEnd(t, b, make([]byte, 3*room), verbs.QPCap{})
@@ -99,7 +99,8 @@ func exact(t *testing.T, a, b *verbs.Device, want verbs.MTU) {
 				RemoteAddr: eb.mr.Addr() + uint64(remote), RKey: eb.mr.RKey(),
 			})
 			require.Equal(t, verbs.WCSuccess, wc.Status, ea.qp.Explain(wc))
-			// The race detector does not see that the kernel has carried the news: the lock of the peer's shard shows it.
+			// The race detector does not see that the kernel has carried the news: the lock of the peer's shard shows
+			// it.
 			eb.qp.Query()
 			require.True(t, bytes.Equal(from[:length], to[at:at+length]), "%v of %d bytes", opcode, length)
 			require.Equal(t, make([]byte, guard), to[at-guard:at], "%v of %d bytes", opcode, length)

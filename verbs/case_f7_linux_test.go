@@ -75,8 +75,8 @@ func newCaptured(t *testing.T, e *netlab.End) *captured {
 	return c
 }
 
-// TestCase_F7_Wireshark: everything that RC does, over IPv4 and IPv6, with and without loss. Each end's capture holds what its counters
-// say, mark by mark; tshark dissects every packet, tells the same opcodes and finds fault with none.
+// TestCase_F7_Wireshark: everything that RC does, over IPv4 and IPv6, with and without loss. Each end's capture holds
+// what its counters say, mark by mark; tshark dissects every packet, tells the same opcodes and finds fault with none.
 func TestCase_F7_Wireshark(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, loss := range []int64{0, 15} {

@@ -30,10 +30,10 @@ import (
 // slack is what a busy machine adds to a time that is otherwise known.
 const slack = 2 * time.Second
 
-// TestCase_F8_KillLeavesNothing: kill -9 of a process at random points of its life, from before it has opened the device over
-// full load in both directions to the middle of its closing, leaves no XDP program on the device or in the kernel and no
-// control socket; the kernel's own traffic works, the device can be opened at once, and the peer learns of it in the time
-// that its ACK timeout and retry count say.
+// TestCase_F8_KillLeavesNothing: kill -9 of a process at random points of its life, from before it has opened the
+// device over full load in both directions to the middle of its closing, leaves no XDP program on the device or in the
+// kernel and no control socket; the kernel's own traffic works, the device can be opened at once, and the peer learns
+// of it in the time that its ACK timeout and retry count say.
 func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})
@@ -82,8 +82,8 @@ func TestCase_F8_KillLeavesNothing(t *testing.T) {
 	support.Object(t, "Device", "process killed at any moment", "nothing is left, opens again, the peer gets an error in time")
 }
 
-// TestCase_B9_Killed: the process of the peer is killed at ACK timeout 14 and retry count 7. The time that the error takes is
-// told beforehand, and is that.
+// TestCase_B9_Killed: the process of the peer is killed at ACK timeout 14 and retry count 7. The time that the error
+// takes is told beforehand, and is that.
 func TestCase_B9_Killed(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})
@@ -246,8 +246,8 @@ func (e *killableEnd) load(v *process, o verbs.ConnectOptions) <-chan failure {
 	return result
 }
 
-// requireInTime checks that a failure is the one of a peer that does not answer, and came when the ACK timeout and the retry
-// count say: no sooner after the request was posted, and no later after the peer was killed.
+// requireInTime checks that a failure is the one of a peer that does not answer, and came when the ACK timeout and the
+// retry count say: no sooner after the request was posted, and no later after the peer was killed.
 func (f *failure) requireInTime(t *testing.T, e *killableEnd, o verbs.ConnectOptions, killed time.Time) {
 	t.Helper()
 	require.Equal(t, verbs.WCRetryExcErr, f.wc.Status, e.qp.Explain(f.wc))

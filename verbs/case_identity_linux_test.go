@@ -30,8 +30,9 @@ func rename(t *testing.T, e *netlab.End, name string) {
 	e.Name = name
 }
 
-// TestCase_Identity: a device stays the one that was opened. It follows the name of its network device in what it tells, and does not
-// go over to a stranger that has the name which it had first or last; the one that it was is served again.
+// TestCase_Identity: a device stays the one that was opened. It follows the name of its network device in what it
+// tells, and does not go over to a stranger that has the name which it had first or last; the one that it was is served
+// again.
 func TestCase_Identity(t *testing.T) {
 	netlab.RequireRoot(t)
 	log := new(records)

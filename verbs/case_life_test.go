@@ -31,8 +31,8 @@ func size(test, full int) int {
 	return test
 }
 
-// TestCase_D1: queue pairs die in the middle of what they do, while packets of theirs are under way. Late packets find nobody, and
-// the device goes on as if they had never been.
+// TestCase_D1: queue pairs die in the middle of what they do, while packets of theirs are under way. Late packets find
+// nobody, and the device goes on as if they had never been.
 func TestCase_D1(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		a, b := memDevices(t, mem.Options{Faults: mem.Faults{Drop: 0.01}}, mem.DeviceOptions{})
@@ -127,7 +127,8 @@ func drainOfLiving(t *testing.T, e *end, dead map[verbs.QPN]bool) {
 	}
 }
 
-// requireSilent: nobody is left who would send anything, and packets for queue pairs that are gone were counted as such.
+// requireSilent: nobody is left who would send anything, and packets for queue pairs that are gone were counted as
+// such.
 func requireSilent(t *testing.T, a, b *end) {
 	require.Eventually(t, func() bool { return a.qp.Outstanding() == 0 }, patience, tick)
 	time.Sleep(20 * time.Millisecond)
@@ -141,8 +142,8 @@ func requireSilent(t *testing.T, a, b *end) {
 	require.Zero(t, ca.Link.InvalidDescriptors+cb.Link.InvalidDescriptors)
 }
 
-// TestCase_D2: whatever step of CreateQP fails, it fails with a reason, and leaves nothing behind: all that it would have used can
-// be destroyed at once.
+// TestCase_D2: whatever step of CreateQP fails, it fails with a reason, and leaves nothing behind: all that it would
+// have used can be destroyed at once.
 func TestCase_D2(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{})
 	require.NoError(t, err)
@@ -244,8 +245,8 @@ func reachLimits(t *testing.T, d *verbs.Device) {
 	require.NoError(t, pd.Dealloc())
 }
 
-// TestCase_D9: two programs with room for one request each send to each other and wait, in whatever way: neither depends on what
-// the other does with its CQ.
+// TestCase_D9: two programs with room for one request each send to each other and wait, in whatever way: neither
+// depends on what the other does with its CQ.
 func TestCase_D9(t *testing.T) {
 	spin := func(*verbs.CQ) error { return nil }
 	block := func(cq *verbs.CQ) error {

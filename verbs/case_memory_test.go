@@ -233,8 +233,8 @@ func (r *records) String() string {
 	return r.text.String()
 }
 
-// TestCase_C10: a registered buffer stays, though the program has dropped its last reference; a region that was dropped without
-// Dereg is told of in the log, one that was deregistered is not.
+// TestCase_C10: a registered buffer stays, though the program has dropped its last reference; a region that was dropped
+// without Dereg is told of in the log, one that was deregistered is not.
 func TestCase_C10(t *testing.T) {
 	log := new(records)
 	defer slog.SetDefault(slog.Default())
@@ -323,8 +323,8 @@ func warnsOfDropped(t *testing.T, log *records) {
 	support.Object(t, "MR", "dropped without Dereg", "a warning in the log")
 }
 
-// TestCase_C11: nothing is locked into memory for a region, so the limit does not matter; what the limit forbids of the device's own
-// buffers is told with its name and its value.
+// TestCase_C11: nothing is locked into memory for a region, so the limit does not matter; what the limit forbids of the
+// device's own buffers is told with its name and its value.
 func TestCase_C11(t *testing.T) {
 	limit := func(t *testing.T, bytes uint64) {
 		var old unix.Rlimit

@@ -133,7 +133,8 @@ func TestEthernetAddressChanges(t *testing.T) {
 	p := newPorts(t, netlab.PairOptions{})
 	for _, v6 := range []bool{false, true} {
 		for _, e := range []*netlab.End{&p.pair.A, &p.pair.B} {
-			// The kernel's own search names one address of the searcher's. The others are told when they are asked to be.
+			// The kernel's own search names one address of the searcher's. The others are told when they are asked to
+			// be.
 			change(t, e, func(netlink.Link) error {
 				return os.WriteFile("/proc/sys/net/ipv6/conf/"+e.Name+"/ndisc_notify", []byte("1"), 0o600)
 			})

@@ -14,9 +14,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_QueuesAdded: a network device gets queues while it is served, and a peer that uses as many sends there. What comes in at the new
-// ones is lost, and the device says so: in the log once, with a number, and with each request that ends for it. A device that was opened
-// anew serves all of them.
+// TestCase_QueuesAdded: a network device gets queues while it is served, and a peer that uses as many sends there. What
+// comes in at the new ones is lost, and the device says so: in the log once, with a number, and with each request that
+// ends for it. A device that was opened anew serves all of them.
 func TestCase_QueuesAdded(t *testing.T) {
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {
 		t.Run(mode.String(), func(t *testing.T) { queuesAdded(t, mode) })
@@ -68,7 +68,8 @@ func queuesAdded(t *testing.T, mode verbs.XDPMode) {
 	requireClose(t, b)
 }
 
-// exchangeOverAll writes from b to a over queue pairs that are at home at each of four queues, and returns what b says of those that ended.
+// exchangeOverAll writes from b to a over queue pairs that are at home at each of four queues, and returns what b says
+// of those that ended.
 func exchangeOverAll(t *testing.T, a, b *verbs.Device) (lost []string) {
 	t.Run("exchange", func(t *testing.T) {
 		for label := range uint32(4) {

@@ -28,8 +28,8 @@ func look(t *testing.T, d *verbs.Device) verbs.Snapshot {
 	return s
 }
 
-// TestUnboundQueue: frames that come in at a queue of the network device that is not used go to the kernel, counted. The
-// queue pairs that they are for get nothing, so that their peers give up; the others notice nothing.
+// TestUnboundQueue: frames that come in at a queue of the network device that is not used go to the kernel, counted.
+// The queue pairs that they are for get nothing, so that their peers give up; the others notice nothing.
 func TestUnboundQueue(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{Queues: 4})
@@ -59,8 +59,9 @@ func TestUnboundQueue(t *testing.T) {
 	support.Object(t, "Device", "packets at a queue beyond Options.Queues", "to the kernel, counted: pass_no_socket")
 }
 
-// TestGenericMeets: where the kernel brings packets to other queues than those they were sent from, always the same ones, queue pairs
-// move after them until they send from where they receive. Generic on veth it is the queue below, so that all meet at the first.
+// TestGenericMeets: where the kernel brings packets to other queues than those they were sent from, always the same
+// ones, queue pairs move after them until they send from where they receive. Generic on veth it is the queue below, so
+// that all meet at the first.
 func TestGenericMeets(t *testing.T) {
 	a, b := vethDevices(t, netlab.PairOptions{Queues: 2}, verbs.Options{Mode: verbs.XDPGeneric})
 	ea, eb := newEnd(t, a, make([]byte, 1<<20), verbs.QPCap{}), newEnd(t, b, make([]byte, 1<<20), verbs.QPCap{})
@@ -82,9 +83,9 @@ func TestGenericMeets(t *testing.T) {
 	require.LessOrEqual(t, moves(a, b), uint64(2))
 }
 
-// TestCase_Queues: 64 queue pairs over four queues of each device work in all ways at once, and every byte is looked at, while
-// queues of the network devices come and go. Some queue pairs are connected so that each end is at home where the other one's packets do
-// not come in, and move.
+// TestCase_Queues: 64 queue pairs over four queues of each device work in all ways at once, and every byte is looked
+// at, while queues of the network devices come and go. Some queue pairs are connected so that each end is at home where
+// the other one's packets do not come in, and move.
 func TestCase_Queues(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{Queues: 6, MTU: 4200})
@@ -165,8 +166,8 @@ func addCounts(sum, counts map[string]uint64) {
 	}
 }
 
-// queuesUsed checks that all queues of a device were used and that the counts of the device are the sums over its queues and
-// over its queue pairs, and returns them.
+// queuesUsed checks that all queues of a device were used and that the counts of the device are the sums over its
+// queues and over its queue pairs, and returns them.
 func queuesUsed(t *testing.T, d *verbs.Device, pairs int) map[string]uint64 {
 	s := look(t, d)
 	require.Len(t, s.QPs, pairs)
@@ -270,7 +271,8 @@ func (w *mixedLoad) round(ctx context.Context) error {
 	if err := do(verbs.SendWR{Opcode: verbs.WRRDMARead, SGList: []verbs.SGE{w.a.mr.SGE(mixedPart, n)}, RemoteAddr: remote(mixedPart)}); err != nil {
 		return fmt.Errorf("READ: %w", err)
 	}
-	// A READ may be answered once more after it is complete, and the receive buffer be written by a resend, but only with the same bytes.
+	// A READ may be answered once more after it is complete, and the receive buffer be written by a resend, but only
+	// with the same bytes.
 	if !bytes.Equal(here[:n], here[mixedPart:][:n]) {
 		return fmt.Errorf("other bytes were read than written, %d of them", n)
 	}

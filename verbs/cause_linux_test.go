@@ -8,8 +8,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCauseIsTold: why memory could not be accessed is known at the end where it lies, and told there: by the completion or
-// QP.Failure, the event, and Explain. The other end is told that it may be so.
+// TestCauseIsTold: why memory could not be accessed is known at the end where it lies, and told there: by the
+// completion or QP.Failure, the event, and Explain. The other end is told that it may be so.
 func TestCauseIsTold(t *testing.T) {
 	const inaccessible = "is registered, but its memory cannot be accessed"
 	remote := func(op verbs.WROpcode) func(a, b *end, mr *verbs.MR, page int) verbs.SendWR {
@@ -86,7 +86,8 @@ func TestCauseIsTold(t *testing.T) {
 	}
 }
 
-// TestCauseOfOwnRequests: the same for the memory that an end's own requests name. What was flushed behind them has no cause of its own.
+// TestCauseOfOwnRequests: the same for the memory that an end's own requests name. What was flushed behind them has no
+// cause of its own.
 func TestCauseOfOwnRequests(t *testing.T) {
 	for name, op := range map[string]verbs.WROpcode{
 		"SEND": verbs.WRSend, "WRITE": verbs.WRRDMAWrite, "READ": verbs.WRRDMARead, "fetch-and-add": verbs.WRAtomicFetchAdd,

@@ -106,8 +106,8 @@ func (ch *CompChannel) take() (*CQ, bool) {
 }
 
 // Ready is readable while events wait, for programs that select. Whoever receives from it calls Poll until there is
-// none, and must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner than
-// a select. While a program does nothing but select on it, the background of the engine makes the progress.
+// none, and must not be surprised if another goroutine was faster. It is never closed. A blocked Get is woken sooner
+// than a select. While a program does nothing but select on it, the background of the engine makes the progress.
 func (ch *CompChannel) Ready() <-chan struct{} {
 	must(ch.check())
 	if !ch.selected.Load() {
@@ -117,7 +117,8 @@ func (ch *CompChannel) Ready() <-chan struct{} {
 	return ch.list.Ready()
 }
 
-// Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine, and gives the CPU away.
+// Poll returns the queue whose event is the oldest, without blocking. Like CQ.Poll it drives the engine, and gives the
+// CPU away.
 func (ch *CompChannel) Poll() (*CQ, bool) {
 	must(ch.check())
 	c, found := ch.take()
@@ -133,8 +134,8 @@ func (ch *CompChannel) Poll() (*CQ, bool) {
 	return c, found
 }
 
-// Get blocks until there is an event and returns its queue. It returns the error of ctx when that ends first, and ErrClosed
-// when the channel is destroyed meanwhile.
+// Get blocks until there is an event and returns its queue. It returns the error of ctx when that ends first, and
+// ErrClosed when the channel is destroyed meanwhile.
 func (ch *CompChannel) Get(ctx context.Context) (*CQ, error) {
 	if err := ch.check(); err != nil {
 		return nil, err

@@ -203,8 +203,8 @@ func TestSolicitedOnly(t *testing.T) {
 	support.Object(t, "CompChannel", "ReqNotify for solicited ones only", "an event for a solicited receive or an error, for nothing else")
 }
 
-// TestNoLostWakeup: several goroutines take events of one channel whose queues are filled on three shards. Each asks for the
-// next event, then polls until the queue is empty; nobody looks into a queue without an event. So every message
+// TestNoLostWakeup: several goroutines take events of one channel whose queues are filled on three shards. Each asks
+// for the next event, then polls until the queue is empty; nobody looks into a queue without an event. So every message
 // arrives only if no event is ever lost. Blocked waits on the same queues get in the way.
 func TestNoLostWakeup(t *testing.T) {
 	for name, next := range map[string]func(context.Context, *verbs.CompChannel) (*verbs.CQ, error){
@@ -239,8 +239,8 @@ type wakeupLane struct {
 	arrived        chan struct{} // a burst
 }
 
-// wakeups sends bursts of messages on several lanes, each burst when the one before has arrived. Events of all lanes are taken
-// by several goroutines.
+// wakeups sends bursts of messages on several lanes, each burst when the one before has arrived. Events of all lanes
+// are taken by several goroutines.
 func wakeups(t *testing.T, next func(context.Context, *verbs.CompChannel) (*verbs.CQ, error)) {
 	da, db := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 3})
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})

@@ -15,8 +15,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestUnfinishedChecksum: a peer sends through a UDP socket. On a virtual link its kernel leaves the checksum unfinished
-// (CHECKSUM_PARTIAL), and XDP sees it so. The packets are executed and counted; one with a wrong ICRC is dropped as before.
+// TestUnfinishedChecksum: a peer sends through a UDP socket. On a virtual link its kernel leaves the checksum
+// unfinished (CHECKSUM_PARTIAL), and XDP sees it so. The packets are executed and counted; one with a wrong ICRC is
+// dropped as before.
 func TestUnfinishedChecksum(t *testing.T) {
 	netlab.RequireRoot(t)
 	for _, mode := range []verbs.XDPMode{verbs.XDPNative, verbs.XDPGeneric} {

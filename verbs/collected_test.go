@@ -14,7 +14,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestClosedDeviceIsCollected: what is closed is not kept, although its parts lead to one another and to what the program made.
+// TestClosedDeviceIsCollected: what is closed is not kept, although its parts lead to one another and to what the
+// program made.
 func TestClosedDeviceIsCollected(t *testing.T) {
 	collected := make(chan struct{})
 	func() {

@@ -33,8 +33,8 @@ type hello struct {
 	private verbs.Endpoint
 }
 
-// TestWrongEndpoints: what no queue pair can be connected to is refused by Exchange and by Connect with the same words, in
-// whatever Exchange finds it, and Connect has changed nothing.
+// TestWrongEndpoints: what no queue pair can be connected to is refused by Exchange and by Connect with the same words,
+// in whatever Exchange finds it, and Connect has changed nothing.
 func TestWrongEndpoints(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	require.NoError(t, a.qp.Modify(t.Context(), verbs.QPAttr{State: verbs.StateReset}, verbs.QPStateMask))

@@ -1,7 +1,8 @@
 package verbs
 
-// A device that OpenDevice has opened can be looked at from outside: a Unix socket answers with what it does and in which
-// state it is (xroce stat asks there). It reads under the locks of the engine, one queue pair at a time, so traffic goes on.
+// A device that OpenDevice has opened can be looked at from outside: a Unix socket answers with what it does and in
+// which state it is (xroce stat asks there). It reads under the locks of the engine, one queue pair at a time, so
+// traffic goes on.
 
 import (
 	"context"

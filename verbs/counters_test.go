@@ -151,8 +151,8 @@ func TestSnapshot(t *testing.T) {
 	require.Equal(t, verbs.WCRemAccessErr.String(), s.QPs[0].Failure)
 }
 
-// TestSnapshotUnderLoad reads snapshots all the time while data move, queue pairs come and go, and the device is closed in
-// the end: for the race detector, and to see that nothing stalls.
+// TestSnapshotUnderLoad reads snapshots all the time while data move, queue pairs come and go, and the device is closed
+// in the end: for the race detector, and to see that nothing stalls.
 func TestSnapshotUnderLoad(t *testing.T) {
 	a, b := connected(t, verbs.ConnectOptions{})
 	var stop atomic.Bool

@@ -25,8 +25,8 @@ func TestCrowdedPollers(t *testing.T) {
 			_ = spinner.Wait()
 		}()
 	}
-	// A poller that gives whole rounds away takes 6 ms and more for half of its round trips (Linux 6.18, 2 CPUs). How late the
-	// last ones are says something of this machine's other tests, too, and counts at full size only.
+	// A poller that gives whole rounds away takes 6 ms and more for half of its round trips (Linux 6.18, 2 CPUs). How
+	// late the last ones are says something of this machine's other tests, too, and counts at full size only.
 	rounds, part, limit := 200, 50, 2*time.Millisecond
 	if *fullSize {
 		rounds, part, limit = 5000, 99, 20*time.Millisecond

@@ -34,8 +34,8 @@ func descriptors(t *testing.T) (open int) {
 	return open
 }
 
-// TestDestroyInAnyOrder: several goroutines destroy everything that there is, in whatever order, while others post, poll and wait
-// and packets arrive. What is needed says so; sooner or later all of it is gone.
+// TestDestroyInAnyOrder: several goroutines destroy everything that there is, in whatever order, while others post,
+// poll and wait and packets arrive. What is needed says so; sooner or later all of it is gone.
 func TestDestroyInAnyOrder(t *testing.T) {
 	refused := map[string]int{}
 	t.Run("memory", func(t *testing.T) {
@@ -306,8 +306,8 @@ func (h *household) requireClosed(t *testing.T, a *end) {
 	}
 }
 
-// TestCloseDestroysAll: Close of a device ends all that belongs to it, with traffic under way and goroutines blocked, and afterwards every
-// call says so. Nothing of it is left, the buffers included.
+// TestCloseDestroysAll: Close of a device ends all that belongs to it, with traffic under way and goroutines blocked,
+// and afterwards every call says so. Nothing of it is left, the buffers included.
 func TestCloseDestroysAll(t *testing.T) {
 	for round := range size(10, 100) {
 		network := mem.NewNetwork(mem.Options{Seed: uint64(round)})

@@ -23,7 +23,8 @@ type AsyncEvent struct {
 	QP   *QP
 	CQ   *CQ
 	SRQ  *SRQ
-	// Fault says why an access to the memory of this end failed, if that is what brought the queue pair into StateError.
+	// Fault says why an access to the memory of this end failed, if that is what brought the queue pair into
+	// StateError.
 	Fault AccessFault
 }
 
@@ -57,8 +58,8 @@ func newAsyncEvent(d driver.AsyncEvent) AsyncEvent {
 	return e
 }
 
-// AsyncReady is readable while events wait, for programs that select. Whoever receives from it calls PollAsyncEvent until
-// there is none, and must not be surprised if another goroutine was faster. It is never closed.
+// AsyncReady is readable while events wait, for programs that select. Whoever receives from it calls PollAsyncEvent
+// until there is none, and must not be surprised if another goroutine was faster. It is never closed.
 func (d *Device) AsyncReady() <-chan struct{} {
 	must(d.check())
 	return d.client.AsyncReady()

@@ -10,14 +10,14 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// probe asks whether the peer is there: a WRITE of no bytes needs neither memory nor a key, and only a peer that lives acknowledges it.
-// Its completion is the next one of the CQ.
+// probe asks whether the peer is there: a WRITE of no bytes needs neither memory nor a key, and only a peer that lives
+// acknowledges it. Its completion is the next one of the CQ.
 func probe(qp *verbs.QP) error {
 	return qp.PostSend(verbs.SendWR{Opcode: verbs.WRRDMAWrite, Flags: verbs.SendSignaled})
 }
 
-// A program that only waits is not told when its peer dies: who sends nothing misses no answer. It sends a WRITE of 0 bytes now and
-// then.
+// A program that only waits is not told when its peer dies: who sends nothing misses no answer. It sends a WRITE of 0
+// bytes now and then.
 func Example_probe() {
 	network := newNetwork()
 	alice, bob := newParty(network.Device("alice")), newParty(network.Device("bob"))

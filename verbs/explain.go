@@ -71,8 +71,8 @@ func (q *QP) causeOfFlush(failure WC, now QPState) (text string, cause error) {
 	return fmt.Sprintf("the QP was in the error state, and has been reset since (it is in %v now)", now), nil
 }
 
-// causeOfLoss says what this end knows of packets that were not answered: the port is down, packets come in where nobody receives, or an
-// MTU on the way is too small. Otherwise it is the usual cause.
+// causeOfLoss says what this end knows of packets that were not answered: the port is down, packets come in where
+// nobody receives, or an MTU on the way is too small. Otherwise it is the usual cause.
 func (q *QP) causeOfLoss(m MTU, av AHAttr, usual string) (text string, cause error) {
 	d := q.pd.device
 	text = usual

@@ -6,16 +6,16 @@ import (
 	"github.com/xroce/xroce/roce/memory"
 )
 
-// IncRKey returns the key with the next low byte: the usual choice for the next registration or binding, since a stale key
-// then does not fit.
+// IncRKey returns the key with the next low byte: the usual choice for the next registration or binding, since a stale
+// key then does not fit.
 func IncRKey(key uint32) uint32 { return key&^0xFF | (key+1)&0xFF }
 
-// AllocMR makes a region for fast registration, which libibverbs does not have but the kernel's users do (IB_WR_REG_MR): work
-// requests of a send queue open and close it, in order with the others. It is closed first. MaxLength bounds its buffers, in
-// bytes.
+// AllocMR makes a region for fast registration, which libibverbs does not have but the kernel's users do
+// (IB_WR_REG_MR): work requests of a send queue open and close it, in order with the others. It is closed first.
+// MaxLength bounds its buffers, in bytes.
 //
-// The way of a registration: Map a buffer, choose a key with UpdateKey, post RegWR; later post InvalidateWR, or let the peer
-// SEND with invalidate.
+// The way of a registration: Map a buffer, choose a key with UpdateKey, post RegWR; later post InvalidateWR, or let the
+// peer SEND with invalidate.
 func (p *PD) AllocMR(maxLength int) (*MR, error) {
 	if maxLength < 1 {
 		return nil, fmt.Errorf("MR: %w: at most %d bytes", ErrInvalid, maxLength)

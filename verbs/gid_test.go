@@ -43,8 +43,8 @@ func addresses(texts ...string) (list []netip.Addr) {
 	return list
 }
 
-// TestGIDOfALiveQP: the index of a GID that queue pairs use keeps its meaning while they do, also when its address has gone: a new
-// address gets another index, and an address vector that is written back names the same source or none.
+// TestGIDOfALiveQP: the index of a GID that queue pairs use keeps its meaning while they do, also when its address has
+// gone: a new address gets another index, and an address vector that is written back names the same source or none.
 func TestGIDOfALiveQP(t *testing.T) {
 	devices, links := gidDevices(t, addresses("10.0.0.1"), addresses("10.0.0.2"))
 	a, b := newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 64), verbs.QPCap{})
@@ -75,8 +75,8 @@ func TestGIDOfALiveQP(t *testing.T) {
 	require.Equal(t, "10.0.0.9", table[0].String())
 }
 
-// TestDefaultGID: without an index the address of a connection is one that fits the peer's, whatever is first in the table, and the one
-// that Endpoint has told is the one that Connect uses.
+// TestDefaultGID: without an index the address of a connection is one that fits the peer's, whatever is first in the
+// table, and the one that Endpoint has told is the one that Connect uses.
 func TestDefaultGID(t *testing.T) {
 	const local = "fe80::1"
 	devices, links := gidDevices(t, addresses(local), addresses("fe80::2"))
@@ -117,7 +117,8 @@ func TestDefaultGID(t *testing.T) {
 	require.ErrorContains(t, err, "no address of the kind of the peer's, 10.0.0.2")
 }
 
-// TestToldGID: the address that Endpoint has told stays the one of the connection, whatever becomes of its place in the table.
+// TestToldGID: the address that Endpoint has told stays the one of the connection, whatever becomes of its place in the
+// table.
 func TestToldGID(t *testing.T) {
 	devices, links := gidDevices(t, addresses("10.0.0.1"), addresses("10.0.0.2"))
 	a, b := newEnd(t, devices[0], make([]byte, 64), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 64), verbs.QPCap{})

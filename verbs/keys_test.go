@@ -18,7 +18,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// These tests change what keys open while peers use them. A refusal ends a connection, so the peers connect anew all the time.
+// These tests change what keys open while peers use them. A refusal ends a connection, so the peers connect anew all
+// the time.
 
 const keysTime = time.Second
 
@@ -79,8 +80,8 @@ func attempt(a, b *end, wr verbs.SendWR) (verbs.WCStatus, error) {
 	return 0, fmt.Errorf("no completion: %d outstanding", a.qp.Outstanding())
 }
 
-// TestStaleKeys: peers write with keys of registrations that are open, closing or long closed. None that is closed ever works, and
-// no byte of its buffer changes.
+// TestStaleKeys: peers write with keys of registrations that are open, closing or long closed. None that is closed ever
+// works, and no byte of its buffer changes.
 func TestStaleKeys(t *testing.T) {
 	const peers, length, history = 2, 3000, 100
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{MTU: 1500})
@@ -232,8 +233,8 @@ func TestReregUnderTraffic(t *testing.T) {
 	support.Object(t, "MR", "Rereg of rights and buffer while a peer reads", "old or new until it returns, then new")
 }
 
-// TestWindowsHoldRegions: as long as a window shows a part of a region, the region can be neither deregistered nor changed; the
-// refusal says how many windows there are. A window's old key never works.
+// TestWindowsHoldRegions: as long as a window shows a part of a region, the region can be neither deregistered nor
+// changed; the refusal says how many windows there are. A window's old key never works.
 func TestWindowsHoldRegions(t *testing.T) {
 	a, b := partners(t)
 	region, err := a.pd.RegMR(make([]byte, 100), everyAccess)

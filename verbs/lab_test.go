@@ -91,8 +91,8 @@ func vethDevices(t *testing.T, p netlab.PairOptions, o verbs.Options) (a, b *ver
 	return openDevice(t, &pair.A, o), openDevice(t, &pair.B, o)
 }
 
-// openDevice opens the device at an end of a pair until the end of the test. By then each of its buffers must have had one
-// owner at a time, and the kernel must have accepted every descriptor.
+// openDevice opens the device at an end of a pair until the end of the test. By then each of its buffers must have had
+// one owner at a time, and the kernel must have accepted every descriptor.
 func openDevice(t *testing.T, e *netlab.End, o verbs.Options) *verbs.Device {
 	t.Helper()
 	o.NetNS = e.Namespace.Path()

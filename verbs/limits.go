@@ -8,8 +8,8 @@ import (
 	"github.com/xroce/xroce/roce"
 )
 
-// Limits of every device, beside those of package verbs that bound one object. They are numbers of objects that exist at
-// once, but for MaxMRSize.
+// Limits of every device, beside those of package verbs that bound one object. They are numbers of objects that exist
+// at once, but for MaxMRSize.
 const (
 	MaxQP  = 1 << 14
 	MaxCQ  = 1 << 16
@@ -71,8 +71,8 @@ type DeviceAttr struct {
 	MaxSRQWR      int // requests in an SRQ
 	MaxSRQSGE     int // elements of a request of an SRQ
 	MaxAH         int
-	// MaxQPRDAtom bounds MaxDestRDAtomic of a queue pair, MaxQPInitRDAtom its MaxRDAtomic, and MaxResRDAtom is the sum of
-	// the former over all queue pairs.
+	// MaxQPRDAtom bounds MaxDestRDAtomic of a queue pair, MaxQPInitRDAtom its MaxRDAtomic, and MaxResRDAtom is the sum
+	// of the former over all queue pairs.
 	MaxQPRDAtom     int
 	MaxQPInitRDAtom int
 	MaxResRDAtom    int

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_D14_RegionSize: a region of the largest size is registered, one byte more is not. The memory is only an address
-// range.
+// TestCase_D14_RegionSize: a region of the largest size is registered, one byte more is not. The memory is only an
+// address range.
 func TestCase_D14_RegionSize(t *testing.T) {
 	a, _ := pair(t, mem.Options{})
 	size := a.device.QueryDevice().MaxMRSize

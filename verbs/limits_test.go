@@ -18,7 +18,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestCase_D7_QueryDevice: every attribute as it is, from the device's address and the limits that the tests below reach.
+// TestCase_D7_QueryDevice: every attribute as it is, from the device's address and the limits that the tests below
+// reach.
 func TestCase_D7_QueryDevice(t *testing.T) {
 	l, err := mem.NewNetwork(mem.Options{}).NewDevice(mem.DeviceOptions{MAC: roce.MAC{0x02, 0x11, 0x22, 0x33, 0x44, 0x55}})
 	require.NoError(t, err)
@@ -40,8 +41,8 @@ func TestCase_D7_QueryDevice(t *testing.T) {
 	support.Object(t, "Device", "QueryDevice", "every attribute as it is")
 }
 
-// reach makes objects up to a limit and makes sure that one more is refused with both numbers, and that there is room again
-// once one is gone.
+// reach makes objects up to a limit and makes sure that one more is refused with both numbers, and that there is room
+// again once one is gone.
 func reach(t *testing.T, limit int, create func() (destroy func() error, err error)) {
 	t.Helper()
 	destroy := make([]func() error, 0, limit)

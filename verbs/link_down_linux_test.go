@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestLinkDownEndsRequests: the network device goes down; every request of every QP ends in bounded time, also those for which the
-// transmit ring has no place any more.
+// TestLinkDownEndsRequests: the network device goes down; every request of every QP ends in bounded time, also those
+// for which the transmit ring has no place any more.
 func TestLinkDownEndsRequests(t *testing.T) {
 	netlab.RequireRoot(t)
 	for _, name := range []string{"down", "deleted"} {

@@ -41,8 +41,8 @@ func (q *stuckQueue) Buffer() []byte {
 	return q.Queue.Buffer()
 }
 
-// TestStuckLinkEndsRequests: the link takes nothing although the port is up. Also a request of which no packet has left ends
-// when its resends are used up, and with a link that is stuck for a shorter time it succeeds.
+// TestStuckLinkEndsRequests: the link takes nothing although the port is up. Also a request of which no packet has left
+// ends when its resends are used up, and with a link that is stuck for a shorter time it succeeds.
 func TestStuckLinkEndsRequests(t *testing.T) {
 	n := mem.NewNetwork(mem.Options{})
 	open := func(l link.Device, err error) *verbs.Device {

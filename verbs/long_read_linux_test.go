@@ -13,7 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestLongRead: a peer may ask for 2 GiB with one READ request. Its responses take their share of the device, and no more.
+// TestLongRead: a peer may ask for 2 GiB with one READ request. Its responses take their share of the device, and no
+// more.
 func TestLongRead(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{MTU: 4200})

@@ -59,8 +59,8 @@ func (h *house) requireSilentWires(t *testing.T) {
 	}
 }
 
-// TestLoopbackOnDevices: two network devices of one namespace reach themselves and each other without their wires, with and
-// without a carrier, and over IPv4 also when they are down.
+// TestLoopbackOnDevices: two network devices of one namespace reach themselves and each other without their wires, with
+// and without a carrier, and over IPv4 also when they are down.
 func TestLoopbackOnDevices(t *testing.T) {
 	for name, c := range map[string]struct {
 		other  int
@@ -138,7 +138,8 @@ func TestLoopbackIsPerNamespace(t *testing.T) {
 	support.Object(t, "Loopback", "to a device of the process in another namespace", "goes over the wire instead")
 }
 
-// TestLoopbackAndDeletedDevice: loopback goes on between queue pairs whose network device is deleted, but no new one finds it.
+// TestLoopbackAndDeletedDevice: loopback goes on between queue pairs whose network device is deleted, but no new one
+// finds it.
 func TestLoopbackAndDeletedDevice(t *testing.T) {
 	h := newHouse(t, 1)
 	d := h.devices[1]

@@ -21,8 +21,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// oneNetwork is a link in memory whose device knows those of other oneNetworks with the same name as its neighbours within
-// the process.
+// oneNetwork is a link in memory whose device knows those of other oneNetworks with the same name as its neighbours
+// within the process.
 type oneNetwork struct {
 	*mem.Device
 	name string
@@ -138,8 +138,8 @@ func exchange(t *testing.T, a, b *end, from, to []byte) {
 	}
 }
 
-// TestLoopback: queue pairs of one device, and of two of one network, reach each other without a wire, both ways at once,
-// and nothing is lost on the way.
+// TestLoopback: queue pairs of one device, and of two of one network, reach each other without a wire, both ways at
+// once, and nothing is lost on the way.
 func TestLoopback(t *testing.T) {
 	for name, c := range map[string]struct {
 		devices, queues int

@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestMisuse: nil, zero values and things of other devices are refused with an error, by methods that return one, and otherwise with a
-// panic that says the same.
+// TestMisuse: nil, zero values and things of other devices are refused with an error, by methods that return one, and
+// otherwise with a panic that says the same.
 func TestMisuse(t *testing.T) {
 	a, b := pair(t, mem.Options{})
 	window, err := a.pd.AllocMW(verbs.MWType1)

@@ -18,9 +18,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// movingDevices opens two devices of several queues whose queue pairs move all the time: the queue where the packets of one
-// arrive changes every few hundred microseconds, and few packets are enough. With look somebody looks at everything meanwhile, which
-// also makes progress: a control call sees to what was left behind.
+// movingDevices opens two devices of several queues whose queue pairs move all the time: the queue where the packets of
+// one arrive changes every few hundred microseconds, and few packets are enough. With look somebody looks at everything
+// meanwhile, which also makes progress: a control call sees to what was left behind.
 func movingDevices(t *testing.T, o mem.Options, queues int, look bool) (a, b *verbs.Device) {
 	n := mem.NewNetwork(o)
 	var devices [2]*verbs.Device
@@ -71,8 +71,8 @@ func moves(devices ...*verbs.Device) (sum uint64) {
 	return sum
 }
 
-// TestMovesUnderLoad: whoever posts, polls or waits meets queue pairs that move at that moment; nothing is lost or doubled, and the
-// order of each queue stays.
+// TestMovesUnderLoad: whoever posts, polls or waits meets queue pairs that move at that moment; nothing is lost or
+// doubled, and the order of each queue stays.
 func TestMovesUnderLoad(t *testing.T) {
 	a, b := movingDevices(t, mem.Options{Faults: mem.Faults{Drop: 0.001}}, 4, true)
 	strand(t, a, b, false)
@@ -80,7 +80,8 @@ func TestMovesUnderLoad(t *testing.T) {
 	t.Logf("%d moves", moves(a, b))
 }
 
-// TestMovesStrandNothing: the same without losses, timeouts and pollers, which would make up for what a move has left behind.
+// TestMovesStrandNothing: the same without losses, timeouts and pollers, which would make up for what a move has left
+// behind.
 func TestMovesStrandNothing(t *testing.T) {
 	a, b := movingDevices(t, mem.Options{}, 3, false)
 	postersBesideEachOther(t, a, b, false)
@@ -96,7 +97,8 @@ func TestMovesOfTheDying(t *testing.T) {
 	t.Logf("%d moves", moves(a, b))
 }
 
-// TestWaitersFollowMoves: a blocked wait gets each completion of a queue pair that moves meanwhile, and its shard is driven by it.
+// TestWaitersFollowMoves: a blocked wait gets each completion of a queue pair that moves meanwhile, and its shard is
+// driven by it.
 func TestWaitersFollowMoves(t *testing.T) {
 	da, db := movingDevices(t, mem.Options{}, 4, false)
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})

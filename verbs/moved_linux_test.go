@@ -15,8 +15,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// quiet is a peer of a queue pair that acknowledges all that it is sent, through a UDP socket: nobody at its end looks after
-// neighbours, so its kernel tells nobody when its Ethernet address changes.
+// quiet is a peer of a queue pair that acknowledges all that it is sent, through a UDP socket: nobody at its end looks
+// after neighbours, so its kernel tells nobody when its Ethernet address changes.
 type quiet struct {
 	address netip.Addr
 	socket  *net.UDPConn
@@ -109,8 +109,8 @@ func neighbourOf(t *testing.T, e *netlab.End, address netip.Addr) (entry netlink
 	return entry
 }
 
-// TestPeerMovesSilently: the address of the peer goes to another Ethernet address, of which nobody tells. The queue pair goes on
-// within its timeouts, and where these are too short the next one works.
+// TestPeerMovesSilently: the address of the peer goes to another Ethernet address, of which nobody tells. The queue
+// pair goes on within its timeouts, and where these are too short the next one works.
 func TestPeerMovesSilently(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})
@@ -140,8 +140,8 @@ func TestPeerMovesSilently(t *testing.T) {
 	}
 }
 
-// TestPeerGoneNeighbourKept: a queue pair without a peer does not take the neighbour's entry away from other traffic, nor does it touch one
-// that somebody has made.
+// TestPeerGoneNeighbourKept: a queue pair without a peer does not take the neighbour's entry away from other traffic,
+// nor does it touch one that somebody has made.
 func TestPeerGoneNeighbourKept(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})

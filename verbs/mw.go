@@ -79,8 +79,8 @@ func (m *MW) check() error {
 	return nil
 }
 
-// RKey is the key that the last BindMW whose post succeeded gave the window; it opens nothing before the binding was executed,
-// and never if that failed.
+// RKey is the key that the last BindMW whose post succeeded gave the window; it opens nothing before the binding was
+// executed, and never if that failed.
 func (m *MW) RKey() uint32 {
 	must(m.check())
 	m.mu.Lock()
@@ -130,8 +130,8 @@ type MWBind struct {
 	Access AccessFlags
 }
 
-// shares tells objects that the queue pairs of a protection domain can name by their keys from those that they cannot. On another
-// device the key of a window names something else.
+// shares tells objects that the queue pairs of a protection domain can name by their keys from those that they cannot.
+// On another device the key of a window names something else.
 func (p *PD) shares(other *PD, what string) error {
 	switch {
 	case other == nil || other.device != p.device:
@@ -142,9 +142,9 @@ func (p *PD) shares(other *PD, what string) error {
 	return nil
 }
 
-// BindMW posts the work request that binds the window. It gives the window the key after its last one, which RKey returns from
-// then on; requests posted to this queue pair afterwards may already carry it. Programs that choose keys themselves post a SendWR
-// with WRBindMW.
+// BindMW posts the work request that binds the window. It gives the window the key after its last one, which RKey
+// returns from then on; requests posted to this queue pair afterwards may already carry it. Programs that choose keys
+// themselves post a SendWR with WRBindMW.
 func (q *QP) BindMW(m *MW, b MWBind) error {
 	for _, err := range []error{q.check(), m.check()} {
 		if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// The names of the verbs. They are those of libibverbs without the prefix ibv_ or IBV_. What the wire has is in package roce.
+// The names of the verbs. They are those of libibverbs without the prefix ibv_ or IBV_. What the wire has is in package
+// roce.
 type (
 	// GID is the address of a port: an IPv6 address, or an IPv4 address mapped into one.
 	GID = roce.GID

@@ -58,8 +58,8 @@ func withheld(t *testing.T) (buffer []byte, give func()) {
 	return buffer, func() { call(zeroPage, start, uint64(page)) }
 }
 
-// TestPageThatDoesNotCome: a copy that waits for a page for longer than a second is told of in the log, with the region, and
-// again when the page has come; then everything goes on.
+// TestPageThatDoesNotCome: a copy that waits for a page for longer than a second is told of in the log, with the
+// region, and again when the page has come; then everything goes on.
 func TestPageThatDoesNotCome(t *testing.T) {
 	log := new(records)
 	defer slog.SetDefault(slog.Default())
@@ -68,7 +68,8 @@ func TestPageThatDoesNotCome(t *testing.T) {
 	buffer, give := withheld(t)
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, buffer, verbs.QPCap{})
 	connect(t, a, b, verbs.ConnectOptions{Timeout: roce.AckTimeout(22)}) // 17 s
-	// A collection of garbage may wait for the copy, and everything for the collection: none may begin, and none be under way.
+	// A collection of garbage may wait for the copy, and everything for the collection: none may begin, and none be
+	// under way.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.GC()
 	given := time.AfterFunc(4*time.Second, give)

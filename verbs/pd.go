@@ -29,7 +29,8 @@ func (d *Device) AllocPD() (*PD, error) {
 	return p, nil
 }
 
-// Dealloc destroys the protection domain. It fails with ErrInUse while regions, windows, SRQs or queue pairs of it exist.
+// Dealloc destroys the protection domain. It fails with ErrInUse while regions, windows, SRQs or queue pairs of it
+// exist.
 func (p *PD) Dealloc() error {
 	if err := p.check(); err != nil {
 		return err

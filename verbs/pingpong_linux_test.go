@@ -93,9 +93,9 @@ func percentile(times []time.Duration, p float64) time.Duration {
 	return times[min(len(times)-1, int(p*float64(len(times))))]
 }
 
-// TestBackgroundStaysAway: with both ends polling, the background goroutines cost at most 10 % of the median round trip and
-// twice the 99th percentile. A machine that is busy with something else gets further chances: a background that does not
-// stay away costs 30 % every time.
+// TestBackgroundStaysAway: with both ends polling, the background goroutines cost at most 10 % of the median round trip
+// and twice the 99th percentile. A machine that is busy with something else gets further chances: a background that
+// does not stay away costs 30 % every time.
 func TestBackgroundStaysAway(t *testing.T) {
 	with, without := newPingPong(t, verbs.XDPNative, true), newPingPong(t, verbs.XDPNative, false)
 	const attempts, rounds, trips = 4, 9, 3000

@@ -21,9 +21,9 @@ type taker struct {
 
 // Poll takes up to len(wcs) completions and returns their number, without blocking. Fewer than len(wcs) means that the
 // queue was empty then. Poll also drives the engine: a program that polls needs no other thread to make progress. The
-// acknowledgement of a message that was just received may wait for the next post or poll, a millisecond at most: so close
-// the device before the program ends, else the peer may not learn that its last message has arrived. After
-// an overrun it returns what is inside, then ErrOverrun. On a machine with more runnable threads than CPUs a Poll that
+// acknowledgement of a message that was just received may wait for the next post or poll, a millisecond at most: so
+// close the device before the program ends, else the peer may not learn that its last message has arrived. After an
+// overrun it returns what is inside, then ErrOverrun. On a machine with more runnable threads than CPUs a Poll that
 // finds nothing may sleep for up to a millisecond, as giving the CPU away would cost it more.
 func (c *CQ) Poll(wcs []WC) (int, error) {
 	if err := c.check(); err != nil {

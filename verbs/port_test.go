@@ -145,8 +145,8 @@ func TestPathMTUTooLarge(t *testing.T) {
 	require.Equal(t, verbs.WCSuccess, large[0].do(t, write(large[0], large[1], 0)).Status)
 }
 
-// TestPeerMovesHouse: the Ethernet address of either end changes, and what was sent to the old one is sent again to the new
-// one.
+// TestPeerMovesHouse: the Ethernet address of either end changes, and what was sent to the old one is sent again to the
+// new one.
 func TestPeerMovesHouse(t *testing.T) {
 	devices, links := memPorts(t)
 	a, b := newEnd(t, devices[0], make([]byte, 4096), verbs.QPCap{}), newEnd(t, devices[1], make([]byte, 4096), verbs.QPCap{})

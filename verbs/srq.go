@@ -49,8 +49,8 @@ func (m *SRQAttrMask) UnmarshalText(text []byte) error { return enum.ParseFlags(
 // MaxSRQWR is the largest MaxWR of a shared receive queue.
 const MaxSRQWR = 1 << 16
 
-// SRQ is a shared receive queue: queue pairs that are made with it (QPInitAttr.SRQ) take their receives from it. All methods
-// may be called concurrently.
+// SRQ is a shared receive queue: queue pairs that are made with it (QPInitAttr.SRQ) take their receives from it. All
+// methods may be called concurrently.
 //
 // The receives are handed out in the order in which they were posted, each to the queue pair that needs one first; they
 // complete at that queue pair. A queue pair in StateError flushes none of them. While there is none, peers are asked to
@@ -99,8 +99,8 @@ func (s *SRQ) check() error {
 }
 
 // Modify changes the attributes that mask names, all of them or none. MaxWR may not be below the number of posted
-// receives (ErrInvalid, with both numbers). SRQLimit arms one EventSRQLimitReached for when fewer receives than that are
-// posted, which may be so already; then the limit is 0 until it is armed again.
+// receives (ErrInvalid, with both numbers). SRQLimit arms one EventSRQLimitReached for when fewer receives than that
+// are posted, which may be so already; then the limit is 0 until it is armed again.
 func (s *SRQ) Modify(a SRQAttr, mask SRQAttrMask) error {
 	if err := s.check(); err != nil {
 		return err
@@ -152,8 +152,8 @@ func (s *SRQ) Query() SRQAttr {
 	return SRQAttr{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit}
 }
 
-// Destroy destroys the queue; receives that are posted get no completion any more. It fails with ErrInUse and their number
-// while queue pairs use it.
+// Destroy destroys the queue; receives that are posted get no completion any more. It fails with ErrInUse and their
+// number while queue pairs use it.
 func (s *SRQ) Destroy() error {
 	if err := s.check(); err != nil {
 		return err

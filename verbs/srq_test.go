@@ -27,8 +27,8 @@ func newSRQ(t *testing.T, pd *verbs.PD, a verbs.SRQInitAttr) *verbs.SRQ {
 	return s
 }
 
-// TestSRQ: queue pairs of three shards take from one queue while a program posts to it: every receive is used once, each
-// queue pair gets them in posted order, and what arrives is what was sent to it.
+// TestSRQ: queue pairs of three shards take from one queue while a program posts to it: every receive is used once,
+// each queue pair gets them in posted order, and what arrives is what was sent to it.
 func TestSRQ(t *testing.T) {
 	w := newSharedReceives(t)
 	for id := range uint64(srqDepth) {
@@ -71,8 +71,8 @@ const (
 	srqSlot               = 64 // bytes of one
 )
 
-// sharedReceives is queue pairs that send to others, on several shards, which take their receives from one SRQ. The id of a
-// receive counts up; where it puts the message is what it is modulo the depth.
+// sharedReceives is queue pairs that send to others, on several shards, which take their receives from one SRQ. The id
+// of a receive counts up; where it puts the message is what it is modulo the depth.
 type sharedReceives struct {
 	a, b    *end
 	srq     *verbs.SRQ

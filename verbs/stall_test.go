@@ -49,7 +49,8 @@ func settle(t *testing.T, ends ...*end) bool {
 	}
 }
 
-// TestPostBesideControlCalls: posts that find the shard's lock taken by somebody who only looks at counters or attributes.
+// TestPostBesideControlCalls: posts that find the shard's lock taken by somebody who only looks at counters or
+// attributes.
 func TestPostBesideControlCalls(t *testing.T) {
 	da, db := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	a, b := newEnd(t, da, make([]byte, 64), verbs.QPCap{}), newEnd(t, db, make([]byte, 64), verbs.QPCap{})
@@ -104,8 +105,8 @@ func TestPostBesideWaiter(t *testing.T) {
 	waiter.Wait()
 }
 
-// TestPostersBesideEachOther: several posters share a shard, or hand frames to each other's shards, and look only whether
-// their requests are done.
+// TestPostersBesideEachOther: several posters share a shard, or hand frames to each other's shards, and look only
+// whether their requests are done.
 func TestPostersBesideEachOther(t *testing.T) {
 	for name, open := range map[string]func(*testing.T) (a, b *verbs.Device){
 		"memory": func(t *testing.T) (a, b *verbs.Device) {

@@ -12,8 +12,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestStoppedPeer: a debugger stops the peer for more than a second. With the defaults that ends the connection after 537 ms; with the
-// timeout that docs/operating.md names for development it is waited for.
+// TestStoppedPeer: a debugger stops the peer for more than a second. With the defaults that ends the connection after
+// 537 ms; with the timeout that docs/operating.md names for development it is waited for.
 func TestStoppedPeer(t *testing.T) {
 	netlab.RequireRoot(t)
 	pair, err := netlab.NewPair(netlab.PairOptions{})

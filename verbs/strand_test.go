@@ -20,8 +20,8 @@ import (
 
 var strandTime = flag.Duration("strand", 2*time.Second, "how long TestNoStrandedWork posts")
 
-// TestNoStrandedWork: eight goroutines post to queue pairs that they share and to ones of their own, while others poll or
-// wait. Every request completes, and each goroutine's requests complete in the order in which it posted them.
+// TestNoStrandedWork: eight goroutines post to queue pairs that they share and to ones of their own, while others poll
+// or wait. Every request completes, and each goroutine's requests complete in the order in which it posted them.
 func TestNoStrandedWork(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		a, b := memDevices(t, mem.Options{Seed: 1}, mem.DeviceOptions{Queues: 2})

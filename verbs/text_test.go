@@ -13,8 +13,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// text checks that values of a type show their names in texts, JSON and both handlers of log/slog, no two the same, and that
-// they come back from JSON. Numbers without a name do so, too.
+// text checks that values of a type show their names in texts, JSON and both handlers of log/slog, no two the same, and
+// that they come back from JSON. Numbers without a name do so, too.
 func text[T interface {
 	comparable
 	fmt.Stringer

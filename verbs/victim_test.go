@@ -17,9 +17,9 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// A victim is the test binary as another process, which moves data to and from a device of the test and may be killed at
-// any time. Life of a victim: it opens its device, connects over its standard streams, writes to its peer while that writes to
-// it, and after a while, if it may live so long, closes everything. It says on descriptor 3 how far it is.
+// A victim is the test binary as another process, which moves data to and from a device of the test and may be killed
+// at any time. Life of a victim: it opens its device, connects over its standard streams, writes to its peer while that
+// writes to it, and after a while, if it may live so long, closes everything. It says on descriptor 3 how far it is.
 
 // victimDevice and victimLife, in the environment, make the test binary a victim.
 const (

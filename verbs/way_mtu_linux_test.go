@@ -28,8 +28,8 @@ func limitRoute(t *testing.T, e *netlab.End, to netip.Addr, mtu int) {
 	})
 }
 
-// TestRouteMTU: the route to the peer has a smaller MTU than the network device. Where the peer is known in time the path MTU
-// follows it, at both ends; a larger one is refused with both numbers, and named where the route came later.
+// TestRouteMTU: the route to the peer has a smaller MTU than the network device. Where the peer is known in time the
+// path MTU follows it, at both ends; a larger one is refused with both numbers, and named where the route came later.
 func TestRouteMTU(t *testing.T) {
 	p := newPorts(t, netlab.PairOptions{MTU: 3000})
 	for _, v6 := range []bool{false, true} {

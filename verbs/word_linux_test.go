@@ -37,8 +37,8 @@ func words(mr *verbs.MR, offset int) []error {
 	return []error{load, add, swap, mr.StoreUint64(offset, 1)}
 }
 
-// TestWords: the program's own accesses to words work like those of sync/atomic, and whatever is wrong is an error: where the word
-// is, a region that has ended, memory that is gone.
+// TestWords: the program's own accesses to words work like those of sync/atomic, and whatever is wrong is an error:
+// where the word is, a region that has ended, memory that is gone.
 func TestWords(t *testing.T) {
 	d, _ := memDevices(t, mem.Options{}, mem.DeviceOptions{})
 	buffer, page := truncated(t)

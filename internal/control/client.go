@@ -97,7 +97,8 @@ func gone(path string, err error) error {
 	return err
 }
 
-// Get asks for a document and decodes it. An answer that does not come ends with ctx, and one that breaks off with ErrGone.
+// Get asks for a document and decodes it. An answer that does not come ends with ctx, and one that breaks off with
+// ErrGone.
 func Get(ctx context.Context, path, want string, into any) error {
 	connection, err := Open(ctx, path, Request{Want: want})
 	if err != nil {

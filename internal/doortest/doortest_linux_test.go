@@ -422,8 +422,8 @@ func TestHostileRings(t *testing.T) {
 	require.Len(t, a.QPs(), 1)
 }
 
-// FuzzHostileRings is TestHostileRings with a life for each input: first the bytes are written, each word of 6 of them at the place in the
-// rings that it names itself, then so many steps are made.
+// FuzzHostileRings is TestHostileRings with a life for each input: first the bytes are written, each word of 6 of them
+// at the place in the rings that it names itself, then so many steps are made.
 func FuzzHostileRings(f *testing.F) {
 	f.Add([]byte("\x00\x10\xFF\xFF\xFF\xFF\x40\x10\x00\x00\x00\x80"), uint64(1), uint8(10))
 	f.Add([]byte("\x08\x11\x04\x02\x02\x00"), uint64(2), uint8(200))

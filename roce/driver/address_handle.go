@@ -1,11 +1,12 @@
 package driver
 
-// An address handle is what a device knows of a peer's address: the GID that packets come from, what their IP headers say, and whether the peer
-// is within the process or over the wire, and then its next hop. A connected queue pair holds one.
+// An address handle is what a device knows of a peer's address: the GID that packets come from, what their IP headers
+// say, and whether the peer is within the process or over the wire, and then its next hop. A connected queue pair holds
+// one.
 //
-// Life of a handle: it is made of an address vector, holds the index of the GID table that this names, and becomes a user of its route. The
-// link finds the next hop. Whatever the link finds later, the handle has from then on, and tells the queue pair that holds it. Close
-// gives the index back and leaves the route.
+// Life of a handle: it is made of an address vector, holds the index of the GID table that this names, and becomes a
+// user of its route. The link finds the next hop. Whatever the link finds later, the handle has from then on, and tells
+// the queue pair that holds it. Close gives the index back and leaves the route.
 
 import (
 	"context"
@@ -36,8 +37,8 @@ type AddressHandle struct {
 	holder    atomic.Pointer[QP] // who is told of another neighbour
 }
 
-// newAddressHandle makes a handle. The search for the neighbour may take until ctx ends. The way has to carry a path MTU, if
-// one is given.
+// newAddressHandle makes a handle. The search for the neighbour may take until ctx ends. The way has to carry a path
+// MTU, if one is given.
 func (d *Device) newAddressHandle(ctx context.Context, av *AddressVector, need roce.MTU) (*AddressHandle, error) {
 	source, err := d.source(av)
 	if err != nil {
@@ -90,7 +91,8 @@ func (d *Device) source(av *AddressVector) (roce.GID, error) {
 
 func (h *AddressHandle) way() way { return way{h.source.Addr(), h.vector.DGID.Addr()} }
 
-// path is all that stands in front of the BTH of packets, with the next hop as it is known now. The label decides the UDP source port.
+// path is all that stands in front of the BTH of packets, with the next hop as it is known now. The label decides the
+// UDP source port.
 func (h *AddressHandle) path(label uint32) roce.Path {
 	n := h.neighbour.Load()
 	return roce.Path{

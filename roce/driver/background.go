@@ -2,11 +2,11 @@ package driver
 
 // The background goroutine of a shard makes progress while the application does not: it receives, acknowledges and
 // retransmits. While somebody polls all the time or leads it stays away from the socket, because a second thread in
-// poll(2) on it costs a poller 30 % and its tail (p99 5 us to 56..108 us). Every poll increments a counter, and the rate
-// at which it grows is the lease: a program that looks into its CQ now and then does not hold it, and one that asks for
-// an event of a channel on which it selects gives it back, since it is about to sleep. Idle costs no CPU: with nobody
-// polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline, after it has looked for more
-// for a while if that has paid lately (linger.go).
+// poll(2) on it costs a poller 30 % and its tail (p99 5 us to 56..108 us). Every poll increments a counter, and the
+// rate at which it grows is the lease: a program that looks into its CQ now and then does not hold it, and one that
+// asks for an event of a channel on which it selects gives it back, since it is about to sleep. Idle costs no CPU: with
+// nobody polling the background sleeps in poll(2) until a frame, a doorbell or the next deadline, after it has looked
+// for more for a while if that has paid lately (linger.go).
 //
 // An acknowledgement for which a poller has made room in its next post waits for that, or for its next poll. If neither
 // comes, the background sends it at the end of its pause, which is a millisecond at most.
@@ -25,9 +25,9 @@ import (
 const (
 	// watchInterval is how long the background leaves a shard to its poller before it samples the rate again.
 	watchInterval = 5 * time.Millisecond
-	// sampleInterval is how long the rate is sampled, and how long an acknowledgement may wait; the runtime's timers are
-	// no finer. So a shard goes without progress for watchInterval and sampleInterval after a poller has stopped, and for
-	// sampleInterval after a blocked wait or a single poll, far less than the usual ACK timeout of 67 ms.
+	// sampleInterval is how long the rate is sampled, and how long an acknowledgement may wait; the runtime's timers
+	// are no finer. So a shard goes without progress for watchInterval and sampleInterval after a poller has stopped,
+	// and for sampleInterval after a blocked wait or a single poll, far less than the usual ACK timeout of 67 ms.
 	sampleInterval = time.Millisecond
 	// leasePolls is how many polls in a sample hold the lease: one in 60 us, the time that waking another thread takes
 	// twice. One that finds work counts for two.
@@ -99,8 +99,8 @@ func (s *Shard) runBackground(b *background) {
 			continue
 		}
 		if s.drive(backgroundTurns) {
-			// A goroutine that was woken by it runs now. Else it would wait in the queue of a thread that is about to sleep in
-			// poll(2), until another thread has been woken to take it over.
+			// A goroutine that was woken by it runs now. Else it would wait in the queue of a thread that is about to
+			// sleep in poll(2), until another thread has been woken to take it over.
 			runtime.Gosched()
 		}
 		b.linger(s)
@@ -126,8 +126,8 @@ func (b *background) leased(s *Shard) bool {
 	return b.polls-before >= leasePolls && !s.givenBack()
 }
 
-// giveBack ends the lease of whoever has polled the shard until now. A few more polls, which belong to asking for an event, do
-// not begin another one.
+// giveBack ends the lease of whoever has polled the shard until now. A few more polls, which belong to asking for an
+// event, do not begin another one.
 func (s *Shard) giveBack() {
 	s.given.Store(s.polls.Load())
 	if s.background.pausing.Load() {
@@ -146,8 +146,9 @@ func (b *background) rest(s *Shard) {
 	b.resting.Store(false)
 }
 
-// pause lets time pass, and then sends what a poller has put off. It waits for a timer of the runtime: a thread that blocks in poll(2) instead keeps the
-// runtime's monitor awake, which takes a poller's CPU every 100 us or so (the 90th percentile of round trips doubled).
+// pause lets time pass, and then sends what a poller has put off. It waits for a timer of the runtime: a thread that
+// blocks in poll(2) instead keeps the runtime's monitor awake, which takes a poller's CPU every 100 us or so (the 90th
+// percentile of round trips doubled).
 func (b *background) pause(s *Shard, d time.Duration) {
 	b.pausing.Store(true)
 	defer b.pausing.Store(false)
@@ -189,8 +190,8 @@ func (l *sleep) remind(at transport.Time) {
 	}
 }
 
-// lead makes w the shard's sleeper unless there is another one, and returns how long it may sleep; negative is for ever.
-// The alarm is set under the shard's lock: whoever sets an earlier deadline afterwards sees it.
+// lead makes w the shard's sleeper unless there is another one, and returns how long it may sleep; negative is for
+// ever. The alarm is set under the shard's lock: whoever sets an earlier deadline afterwards sees it.
 func (s *Shard) lead(w *waiter) (timeout time.Duration, ok bool) {
 	l := &s.sleep
 	if !l.leader.CompareAndSwap(nil, w) && l.leader.Load() != w {

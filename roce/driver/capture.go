@@ -2,10 +2,10 @@ package driver
 
 // Captures: copies of the packets that pass through a device, with what became of them.
 //
-// A received frame is shown by the shard that judges it: where its QP is at home or, if nobody there will see it, where it
-// came in. A sent one is shown when its queue pair has written it, on loopback too, so that a packet from the device to itself
-// appears twice, as it would on two devices. Without a capture a shard looks at the length of an empty list for
-// each frame. Taps are changed under the lock of the shard.
+// A received frame is shown by the shard that judges it: where its QP is at home or, if nobody there will see it, where
+// it came in. A sent one is shown when its queue pair has written it, on loopback too, so that a packet from the device
+// to itself appears twice, as it would on two devices. Without a capture a shard looks at the length of an empty list
+// for each frame. Taps are changed under the lock of the shard.
 
 import (
 	"fmt"
@@ -94,7 +94,8 @@ func (c *Capture) Stop() {
 }
 
 // Next returns the oldest packet that was collected and not returned yet, found is false if there is none now. Its Data
-// are valid until the next call. Packets of different shards may be in another order than their times by what a turn takes.
+// are valid until the next call. Packets of different shards may be in another order than their times by what a turn
+// takes.
 func (c *Capture) Next() (p capture.Packet, found bool) {
 	if c.last != nil {
 		c.last.Release()
@@ -119,7 +120,8 @@ func (c *Capture) LeftOut() (n uint64) {
 // Done is closed when the device is closed: nothing is collected any more.
 func (d *Device) Done() <-chan struct{} { return d.done }
 
-// captureReceived shows the captures a received frame. The packet of the shard holds its headers, if they could be read.
+// captureReceived shows the captures a received frame. The packet of the shard holds its headers, if they could be
+// read.
 func (s *Shard) captureReceived(now transport.Time, q *QP, verdict transport.Verdict, segments [][]byte) {
 	var mark capture.Mark
 	drop := verdict.Dropped

@@ -1,9 +1,10 @@
 package driver
 
-// The network announces a change of the way to a peer, or it does not: an address may move to another machine or card without a word.
-// What a queue pair notices is silence. From the second ACK timeout in a row on, and when it ends for want of an answer, it tells here
-// where its peer is, and a goroutine, off the data path, has the link ask whether the way still holds. If it does not, the link tells
-// of a change as of any other (follow.go): resends take the new way, and so do new connections.
+// The network announces a change of the way to a peer, or it does not: an address may move to another machine or card
+// without a word. What a queue pair notices is silence. From the second ACK timeout in a row on, and when it ends for
+// want of an answer, it tells here where its peer is, and a goroutine, off the data path, has the link ask whether the
+// way still holds. If it does not, the link tells of a change as of any other (follow.go): resends take the new way,
+// and so do new connections.
 
 import (
 	"context"

@@ -146,7 +146,8 @@ func (c *CQ) overLocked(capacity int) error {
 	return nil
 }
 
-// enter notes that a queue of a QP at home at a shard completes here, and reports whether that is news for those who wait.
+// enter notes that a queue of a QP at home at a shard completes here, and reports whether that is news for those who
+// wait.
 func (c *CQ) enter(s *Shard) (news bool) {
 	news = c.shards.add(s)
 	if c.with != nil {

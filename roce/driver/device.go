@@ -1,19 +1,19 @@
 // Package driver joins a link to the transport: it shares the work out to shards, reads the clock, resolves
 // addresses, and decides who drives whom and who sleeps.
 //
-// A shard is one queue of the link with the transport state of the queue pairs at home there, under one mutex.
-// Whoever needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be
-// done (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so
-// while nobody polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue
-// pair whose frames all do so moves (move.go). Frames to an address of this process go through inboxes, too (loopback.go). Deadlines wait
-// for what had arrived when they passed (heard.go). What changes about the port is followed (follow.go), and the way to a peer that
-// is silent looked at (confirm.go).
+// A shard is one queue of the link with the transport state of the queue pairs at home there, under one mutex. Whoever
+// needs progress drives: posting and polling try the shard's lock and, if they get it, do whatever is to be done
+// (shard.go). A blocked wait leads the shard from poll(2) (wait.go); a goroutine in the background does so while nobody
+// polls or waits (background.go). Frames that arrive at the wrong shard are handed over (inbox.go), and a queue pair
+// whose frames all do so moves (move.go). Frames to an address of this process go through inboxes, too (loopback.go).
+// Deadlines wait for what had arrived when they passed (heard.go). What changes about the port is followed (follow.go),
+// and the way to a peer that is silent looked at (confirm.go).
 //
 // Programs use a device through its port (port.go): a client posts and polls in rings, of which the other ends are
 // here.
 //
-// The locks of this package and of its clients are taken in one order (internal/lockorder, and docs/architecture.md for what
-// each of them guards). No system call is made under a shard's lock.
+// The locks of this package and of its clients are taken in one order (internal/lockorder, and docs/architecture.md for
+// what each of them guards). No system call is made under a shard's lock.
 //
 // It is the engine's own and changes as that needs; programs use package verbs.
 package driver
@@ -56,8 +56,8 @@ type Options struct {
 	// simulations, which also bring their own Clock.
 	Manual bool
 	Clock  func() transport.Time
-	// MoveAfter is how many packets of a QP have to come in at another queue in a row, and none at its own, until it moves
-	// there; 0 means 256. Each move takes twice as many as the last one.
+	// MoveAfter is how many packets of a QP have to come in at another queue in a row, and none at its own, until it
+	// moves there; 0 means 256. Each move takes twice as many as the last one.
 	MoveAfter int
 }
 

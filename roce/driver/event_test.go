@@ -131,7 +131,8 @@ func TestArmsAreIndependent(t *testing.T) {
 		require.True(t, w.woken.Swap(false), "%d: the wait", i)
 		require.EqualValues(t, i+1, told.Load(), "%d: the event", i)
 	}
-	// The wait is woken first, by one completion; the event comes with the same one, and is not used up by another wait.
+	// The wait is woken first, by one completion; the event comes with the same one, and is not used up by another
+	// wait.
 	poller(cq).Notify(true)
 	cq.Arm()
 	add()

@@ -1,11 +1,12 @@
 package driver
 
-// A port does not stay as it was when it was opened: its carrier comes and goes, MTU and addresses change, a peer's Ethernet
-// address or the way to it does, and the network device itself may be deleted and made again.
+// A port does not stay as it was when it was opened: its carrier comes and goes, MTU and addresses change, a peer's
+// Ethernet address or the way to it does, and the network device itself may be deleted and made again.
 //
-// Life of a change: the link notes it (Device.note) and a goroutine, off the data path, asks what is so now. It raises the
-// events of the port and ends the queue pairs whose path MTU the network device does not carry any more; another one finds the ways to
-// the peers again. A way that is not found now stays as it is and is looked for again, for a while.
+// Life of a change: the link notes it (Device.note) and a goroutine, off the data path, asks what is so now. It raises
+// the events of the port and ends the queue pairs whose path MTU the network device does not carry any more; another
+// one finds the ways to the peers again. A way that is not found now stays as it is and is looked for again, for a
+// while.
 
 import (
 	"context"
@@ -22,11 +23,11 @@ import (
 )
 
 const (
-	// wayTimeout bounds one search for a way. A neighbour that is there answers within a millisecond; the kernel asks one that
-	// does not three times, a second apart (mcast_solicit, net/ipv4/arp.c).
+	// wayTimeout bounds one search for a way. A neighbour that is there answers within a millisecond; the kernel asks
+	// one that does not three times, a second apart (mcast_solicit, net/ipv4/arp.c).
 	wayTimeout = 500 * time.Millisecond
-	// wayPause and wayTries bound the repetitions, while no further change comes: longer than the ACK timeouts of a queue
-	// pair usually last (code 17 and 7 resends are 4.3 s).
+	// wayPause and wayTries bound the repetitions, while no further change comes: longer than the ACK timeouts of a
+	// queue pair usually last (code 17 and 7 resends are 4.3 s).
 	wayPause = 200 * time.Millisecond
 	wayTries = 30
 	// wayRest is the least time between two searches.
@@ -145,8 +146,8 @@ func (d *Device) look() bool {
 	return c != 0
 }
 
-// resume has the shard's queue use what was made anew under it, if anything, and try again what has failed; whoever sleeps in
-// poll(2) gets the new descriptor. No kick is under way meanwhile, whose result would be that of the old one.
+// resume has the shard's queue use what was made anew under it, if anything, and try again what has failed; whoever
+// sleeps in poll(2) gets the new descriptor. No kick is under way meanwhile, whose result would be that of the old one.
 func (s *Shard) resume() {
 	s.kickMu.Lock()
 	s.mu.Lock()
@@ -162,9 +163,9 @@ func (s *Shard) resume() {
 	s.sleep.remind(0)
 }
 
-// followPort tells about the port and ends the queue pairs that it does not carry any more. wasDown says that it was down,
-// perhaps for a moment only. Another MTU makes EventPortActive: there is no event of its own, and a NIC takes its port down and up
-// for it.
+// followPort tells about the port and ends the queue pairs that it does not carry any more. wasDown says that it was
+// down, perhaps for a moment only. Another MTU makes EventPortActive: there is no event of its own, and a NIC takes its
+// port down and up for it.
 func (d *Device) followPort(wasDown bool) {
 	f := &d.follower
 	active, netdev, err := d.ActiveMTU()

@@ -1,13 +1,14 @@
 package driver
 
-// A deadline is judged by what had arrived when it passed, not by what has been read. A process that was stopped, or did not
-// get the CPU, finds its answers in the receive rings and the clock beyond its deadlines; none of these may fire then.
+// A deadline is judged by what had arrived when it passed, not by what has been read. A process that was stopped, or
+// did not get the CPU, finds its answers in the receive rings and the clock beyond its deadlines; none of these may
+// fire then.
 //
-// Life of a deadline that has passed: a turn of its shard finds it behind the clock, notes that time (Shard.overdue) and asks all
-// shards of the device for what had arrived by then (Device.asked). Each reads its ring until that is empty, or until it
-// has read as many frames as a ring holds, so that a flood puts a deadline off by that much and no more. Each frame is processed, or
-// handed over, before the shard says so (Shard.heard). When all have said so, the shard drains its inboxes and
-// fires the deadlines that the answers have left (Shard.expire).
+// Life of a deadline that has passed: a turn of its shard finds it behind the clock, notes that time (Shard.overdue)
+// and asks all shards of the device for what had arrived by then (Device.asked). Each reads its ring until that is
+// empty, or until it has read as many frames as a ring holds, so that a flood puts a deadline off by that much and no
+// more. Each frame is processed, or handed over, before the shard says so (Shard.heard). When all have said so, the
+// shard drains its inboxes and fires the deadlines that the answers have left (Shard.expire).
 
 import (
 	"slices"
@@ -18,8 +19,8 @@ import (
 )
 
 const (
-	// longestHearing, twice, bounds the time that a deadline waits for a shard that nobody can drive, since whoever holds its lock waits
-	// for a page of user memory. It is far longer than a thread waits for a CPU; not measured.
+	// longestHearing, twice, bounds the time that a deadline waits for a shard that nobody can drive, since whoever
+	// holds its lock waits for a page of user memory. It is far longer than a thread waits for a CPU; not measured.
 	longestHearing = time.Second / 2
 )
 
@@ -34,8 +35,8 @@ type hearing struct {
 	read       int   // frames since then
 }
 
-// expire fires the deadlines that have passed by a time up to which all shards had read their rings before this one looked into its
-// inboxes. It has them asked first.
+// expire fires the deadlines that have passed by a time up to which all shards had read their rings before this one
+// looked into its inboxes. It has them asked first.
 func (s *Shard) expire(now, heard transport.Time) (did bool) {
 	since := transport.Time(s.overdue.Load())
 	switch {
@@ -105,8 +106,8 @@ func (s *Shard) allHeard() transport.Time {
 // asking says that the shard has been asked for more than it has read.
 func (s *Shard) asking() bool { return s.device.asked.Load() > s.heard.Load() }
 
-// listen notes that a turn, which began when the shards had been asked for all until a time, has read so many frames, and reports
-// whether that was the last of it. The last shard to say so has those driven that wait.
+// listen notes that a turn, which began when the shards had been asked for all until a time, has read so many frames,
+// and reports whether that was the last of it. The last shard to say so has those driven that wait.
 func (s *Shard) listen(asked int64, frames int) (all bool) {
 	if asked <= s.heard.Load() {
 		return false
@@ -130,8 +131,8 @@ func (s *Shard) listen(asked int64, frames int) (all bool) {
 	return true
 }
 
-// nextDeadline is when the shard has to be driven at the latest. A deadline that waits for other shards is not looked at before
-// they have read their rings, which makes somebody drive this one.
+// nextDeadline is when the shard has to be driven at the latest. A deadline that waits for other shards is not looked
+// at before they have read their rings, which makes somebody drive this one.
 func (s *Shard) nextDeadline() (transport.Time, bool) {
 	if since := s.overdue.Load(); since != 0 {
 		return transport.Time(since) + transport.Time(longestHearing), true

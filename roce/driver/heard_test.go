@@ -22,7 +22,8 @@ const (
 	stop        = 100 * time.Millisecond
 )
 
-// answered has each of many queue pairs of a write one packet, and its acknowledgement wait in the ring of a queue of a.
+// answered has each of many queue pairs of a write one packet, and its acknowledgement wait in the ring of a queue of
+// a.
 func answered(t *testing.T, queues, at, count int, noRetry bool) (m *movers, qps []*QP, home *Shard) {
 	m = newMovers(t, mem.Options{}, queues, 0)
 	m.a.timeout, m.a.noRetry, m.b.timeout = timeoutCode, noRetry, timeoutCode
@@ -66,8 +67,8 @@ func none(t *testing.T, m *movers, qps []*QP) {
 	}
 }
 
-// TestAnswersBeforeDeadlines: a process that was stopped for longer than the ACK timeout finds the answers of all its queue pairs in
-// the ring, whichever that is, and none of them times out, with retries or without.
+// TestAnswersBeforeDeadlines: a process that was stopped for longer than the ACK timeout finds the answers of all its
+// queue pairs in the ring, whichever that is, and none of them times out, with retries or without.
 func TestAnswersBeforeDeadlines(t *testing.T) {
 	for _, at := range []struct{ queues, ring int }{{1, 0}, {2, 1}, {2, 0}, {3, 2}, {4, 3}} {
 		for _, noRetry := range []bool{false, true} {
@@ -83,7 +84,8 @@ func TestAnswersBeforeDeadlines(t *testing.T) {
 	}
 }
 
-// TestAnswersInAnInbox: the same for answers that were read by another shard and handed over before the process was stopped.
+// TestAnswersInAnInbox: the same for answers that were read by another shard and handed over before the process was
+// stopped.
 func TestAnswersInAnInbox(t *testing.T) {
 	m, qps, home := answered(t, 2, 0, loop.Slots, true)
 	leave := occupy(home)
@@ -96,7 +98,8 @@ func TestAnswersInAnInbox(t *testing.T) {
 	none(t, m, qps)
 }
 
-// TestStopInsideATurn: the process is stopped at the worst moment, after the ring was found empty and before the clock is read.
+// TestStopInsideATurn: the process is stopped at the worst moment, after the ring was found empty and before the clock
+// is read.
 func TestStopInsideATurn(t *testing.T) {
 	for _, ring := range []int{0, 1} {
 		m, qps, home := answered(t, 2, ring, 3, true)
@@ -124,7 +127,8 @@ func TestStopInsideATurn(t *testing.T) {
 	}
 }
 
-// TestFlood: where more comes in than is read, on any shard, a deadline waits for as many frames as a ring holds, not for ever.
+// TestFlood: where more comes in than is read, on any shard, a deadline waits for as many frames as a ring holds, not
+// for ever.
 func TestFlood(t *testing.T) {
 	for _, ring := range []int{0, 1} {
 		m, qps, home := answered(t, 2, 0, 1, false)
@@ -156,7 +160,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// heldBack makes a QP whose deadline has passed, at home in a shard that waits for another one, which is locked: nobody can drive that.
+// heldBack makes a QP whose deadline has passed, at home in a shard that waits for another one, which is locked: nobody
+// can drive that.
 func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard, leave func(release func())) {
 	t.Helper()
 	m, qps, home = answered(t, 2, 0, 1, false)
@@ -171,7 +176,8 @@ func heldBack(t *testing.T) (m *movers, qps []*QP, home, held *Shard, leave func
 	return m, qps, home, held, leave
 }
 
-// TestShardThatIsHeld: a shard that nobody can drive puts the deadlines of others off for a second, in which they sleep.
+// TestShardThatIsHeld: a shard that nobody can drive puts the deadlines of others off for a second, in which they
+// sleep.
 func TestShardThatIsHeld(t *testing.T) {
 	m, _, home, held, leave := heldBack(t)
 	w, err := newWaiter()
@@ -203,7 +209,8 @@ func TestShardThatIsHeld(t *testing.T) {
 	require.EqualValues(t, 2, home.engine.Counters().Timeouts)
 }
 
-// TestDeadlineThatGoesAway: where a deadline waited for another shard and its queue pair has gone meanwhile, nobody is kept awake.
+// TestDeadlineThatGoesAway: where a deadline waited for another shard and its queue pair has gone meanwhile, nobody is
+// kept awake.
 func TestDeadlineThatGoesAway(t *testing.T) {
 	m, qps, home, held, leave := heldBack(t)
 	require.NotZero(t, home.overdue.Load())

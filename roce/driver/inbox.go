@@ -11,21 +11,23 @@ import (
 
 // inbox carries frames from one shard to another one, or to itself: those that came in at the wrong shard, and those on
 // loopback. Its producer is whoever drives the one, its consumer whoever drives the other, so that no shard waits for
-// another's lock or buffers. A frame that came from the network is dropped when the inbox is full, as the network may; a queue
-// pair on loopback waits instead.
+// another's lock or buffers. A frame that came from the network is dropped when the inbox is full, as the network may;
+// a queue pair on loopback waits instead.
 //
-// What came from the network is checked before it is handed over: its ICRC, and that it is between the addresses of the queue
-// pair's connection. Packets with forged addresses get that far, so no queue pair may fill an inbox that others share.
+// What came from the network is checked before it is handed over: its ICRC, and that it is between the addresses of the
+// queue pair's connection. Packets with forged addresses get that far, so no queue pair may fill an inbox that others
+// share.
 type inbox struct {
 	from, to *Shard
 	ring     loop.Ring
-	// held is how many frames of each QP, by the place of its number, were handed over and wait. The producer makes it with the first
-	// frame, and the consumer, who takes one off, does not look before there is one.
+	// held is how many frames of each QP, by the place of its number, were handed over and wait. The producer makes it
+	// with the first frame, and the consumer, who takes one off, does not look before there is one.
 	held *[places]atomic.Int32
 }
 
-// inboxShare bounds the frames of one QP in an inbox to so many times the slots that are free: 96 of 128 for one that is alone,
-// which is more than a window of 64, and 55 each for two. Beside up to 40 that take all they may, another one finds a slot.
+// inboxShare bounds the frames of one QP in an inbox to so many times the slots that are free: 96 of 128 for one that
+// is alone, which is more than a window of 64, and 55 each for two. Beside up to 40 that take all they may, another one
+// finds a slot.
 const inboxShare = 3
 
 // put copies a frame from the network for the QP at a place of the numbers into the inbox, if there is room for it.
@@ -65,8 +67,8 @@ func (s *Shard) inboxFrom(from *Shard) *inbox {
 	}
 }
 
-// forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one. A shard that
-// never got anything from there is left alone: it is none of that device's business when it is driven.
+// forget removes the inboxes from the shards of a device that has stopped. What is in them is still for this one. A
+// shard that never got anything from there is left alone: it is none of that device's business when it is driven.
 func (s *Shard) forget(d *Device) {
 	if !slices.ContainsFunc(*s.inboxes.Load(), func(b *inbox) bool { return b.from.device == d }) {
 		return

@@ -11,7 +11,8 @@ import (
 	"github.com/xroce/xroce/roce/link/mem"
 )
 
-// TestShareOfAnInbox: no queue pair fills an inbox, alone or together with others, and what was taken out has room again.
+// TestShareOfAnInbox: no queue pair fills an inbox, alone or together with others, and what was taken out has room
+// again.
 func TestShareOfAnInbox(t *testing.T) {
 	frame := [][]byte{make([]byte, 64)}
 	for _, c := range []struct{ greedy, each int }{{1, 96}, {2, 55}, {4, 30}} {
@@ -30,8 +31,9 @@ func TestShareOfAnInbox(t *testing.T) {
 	}
 }
 
-// TestGarbageTakesNoPlace: while the home of a queue pair is busy, packets with a wrong ICRC or from somebody else that come in
-// elsewhere take no place in its inbox, and right ones no more than their share; all that were taken arrive afterwards.
+// TestGarbageTakesNoPlace: while the home of a queue pair is busy, packets with a wrong ICRC or from somebody else that
+// come in elsewhere take no place in its inbox, and right ones no more than their share; all that were taken arrive
+// afterwards.
 func TestGarbageTakesNoPlace(t *testing.T) {
 	for name, want := range map[string]struct {
 		waiting int

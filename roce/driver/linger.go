@@ -16,10 +16,10 @@ const (
 	mostPatience  = 200 * time.Microsecond
 )
 
-// linger drives the shard until no packet of a peer has come for as long as b.patience. It ends early when somebody else
-// drives, or wants the CPU. Frames that are nobody's do not count: whoever sends them would keep a CPU busy with few of
-// them. Where a sleeper is woken within the process (link.Waker) there is nothing to save, and in testing/synctest no time
-// passes while it looks.
+// linger drives the shard until no packet of a peer has come for as long as b.patience. It ends early when somebody
+// else drives, or wants the CPU. Frames that are nobody's do not count: whoever sends them would keep a CPU busy with
+// few of them. Where a sleeper is woken within the process (link.Waker) there is nothing to save, and in
+// testing/synctest no time passes while it looks.
 func (b *background) linger(s *Shard) {
 	b.learn(s.admitted.Load())
 	if b.patience == 0 || s.waker != nil {
@@ -48,8 +48,8 @@ func (b *background) linger(s *Shard) {
 	}
 }
 
-// learn draws from the last sleep, if there was one, how long to linger. admitted is how often packets of peers have come
-// until now.
+// learn draws from the last sleep, if there was one, how long to linger. admitted is how often packets of peers have
+// come until now.
 func (b *background) learn(admitted uint64) {
 	if b.slept == 0 {
 		return

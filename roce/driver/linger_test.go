@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// TestLingerLength: sleeps that a little more patience would have saved make the background more patient, up to a limit.
-// Long ones end that soon, and so do those that no packet of a peer has ended.
+// TestLingerLength: sleeps that a little more patience would have saved make the background more patient, up to a
+// limit. Long ones end that soon, and so do those that no packet of a peer has ended.
 func TestLingerLength(t *testing.T) {
 	var b background
 	sleep := func(d time.Duration, admitted bool) {

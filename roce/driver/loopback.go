@@ -4,10 +4,10 @@ package driver
 // leave the process: a wire would not bring it back, and needs a carrier.
 //
 // Life of a packet on loopback: the queue pair writes it straight into a slot of the inbox that the shard of the
-// destination QP has for the QP's own one (inbox.go). From there on it goes the way of a frame that came in at the wrong shard:
-// same parser, ICRC, checks and counters. If the inbox is full the queue pair stays ready, as it does without a transmit
-// buffer of the link; the shard that drains the inbox then has it go on. A device that was closed takes everything
-// and keeps nothing, as an address where nobody is.
+// destination QP has for the QP's own one (inbox.go). From there on it goes the way of a frame that came in at the
+// wrong shard: same parser, ICRC, checks and counters. If the inbox is full the queue pair stays ready, as it does
+// without a transmit buffer of the link; the shard that drains the inbox then has it go on. A device that was closed
+// takes everything and keeps nothing, as an address where nobody is.
 
 import (
 	"net/netip"
@@ -53,8 +53,8 @@ func remindCalled() {
 	}
 }
 
-// within returns the device of this process whose address a destination is: this one, or another one in the same network. Nil
-// means that it is to be found over the wire.
+// within returns the device of this process whose address a destination is: this one, or another one in the same
+// network. Nil means that it is to be found over the wire.
 func (d *Device) within(destination netip.Addr) (*Device, error) {
 	if own, err := d.has(destination); own || err != nil {
 		return d, err
@@ -92,8 +92,8 @@ func (d *Device) home(number roce.QPN) *Shard {
 	return d.shards[0]
 }
 
-// loopback is the transport.Transmitter of a queue pair whose peer is within the process. It belongs to whoever holds the
-// lock of the QP's shard.
+// loopback is the transport.Transmitter of a queue pair whose peer is within the process. It belongs to whoever holds
+// the lock of the QP's shard.
 type loopback struct {
 	from   *Shard
 	device *Device // of the peer

@@ -32,8 +32,8 @@ func (b *inbox) waiting(t *testing.T) (list []roce.Opcode) {
 	return list
 }
 
-// TestLoopbackOpcodes: every operation between two devices of one process, of one packet and of three: what goes there, what comes
-// back, and that it does what it shall.
+// TestLoopbackOpcodes: every operation between two devices of one process, of one packet and of three: what goes there,
+// what comes back, and that it does what it shall.
 func TestLoopbackOpcodes(t *testing.T) {
 	const one, three = 8, 3 * 1024 // lengths
 	ack := []roce.Opcode{roce.RCAcknowledge}

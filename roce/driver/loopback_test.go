@@ -119,8 +119,8 @@ func (s *station) write(t testing.TB, q *QP, peer *station, length int) {
 // window is how many packets a QP sends before anything is acknowledged.
 const window = 32
 
-// occupy has somebody else be at a shard, so that nobody can drive it, until leave is told how to let go of the lock. It is
-// another goroutine: none holds the locks of two shards, or tries the one that it has.
+// occupy has somebody else be at a shard, so that nobody can drive it, until leave is told how to let go of the lock.
+// It is another goroutine: none holds the locks of two shards, or tries the one that it has.
 func occupy(s *Shard) (leave func(release func())) {
 	taken, releases, gone := make(chan struct{}), make(chan func()), make(chan struct{})
 	go func() {
@@ -136,8 +136,8 @@ func occupy(s *Shard) (leave func(release func())) {
 	}
 }
 
-// TestLoopbackWaitsForTheInbox: a queue pair whose peer's inbox is full goes on when its peer's shard has drained it, without
-// anybody who drives its own, and nothing is lost.
+// TestLoopbackWaitsForTheInbox: a queue pair whose peer's inbox is full goes on when its peer's shard has drained it,
+// without anybody who drives its own, and nothing is lost.
 func TestLoopbackWaitsForTheInbox(t *testing.T) {
 	network := mem.NewNetwork(mem.Options{Manual: true})
 	a, b := newStation(t, network, "one"), newStation(t, network, "one")
@@ -177,8 +177,8 @@ func TestLoopbackWaitsForTheInbox(t *testing.T) {
 	support.Object(t, "Loopback", "peer that is too slow", "the sender waits, nothing is lost")
 }
 
-// TestForgetGoesOn: frames that a device has left behind when it stopped are processed, and what they make ready is done,
-// without anybody else who drives.
+// TestForgetGoesOn: frames that a device has left behind when it stopped are processed, and what they make ready is
+// done, without anybody else who drives.
 func TestForgetGoesOn(t *testing.T) {
 	network := mem.NewNetwork(mem.Options{Manual: true})
 	a, b := newStation(t, network, "one"), newStation(t, network, "one")
@@ -207,8 +207,8 @@ func TestForgetGoesOn(t *testing.T) {
 	sb.drive(driveBriefly)
 }
 
-// TestInboxOfSilentPeer: whoever drains an inbox has the queue pairs go on that found it full, also where no answer does so
-// and where somebody else is at their shard just then.
+// TestInboxOfSilentPeer: whoever drains an inbox has the queue pairs go on that found it full, also where no answer
+// does so and where somebody else is at their shard just then.
 func TestInboxOfSilentPeer(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		inboxOfSilentPeer(t, held)
@@ -324,7 +324,8 @@ func TestLastFramesOfAClosedDevice(t *testing.T) {
 	support.Object(t, "Loopback", "from a device that is closed", "what it has sent arrives")
 }
 
-// TestWithin: an address leads into the process if it is the device's own, or that of an open device of the same network.
+// TestWithin: an address leads into the process if it is the device's own, or that of an open device of the same
+// network.
 func TestWithin(t *testing.T) {
 	network := mem.NewNetwork(mem.Options{Manual: true})
 	a, b, other := newStation(t, network, "one"), newStation(t, network, "one"), newStation(t, network, "two")

@@ -102,8 +102,8 @@ func (s *station) end(t testing.TB) {
 	require.NoError(t, s.qp.Modify(context.Background(), &transport.Attributes{State: transport.StateError}, nil, transport.MaskState))
 }
 
-// TestThirdShardsPackets: a packet that waits in the inbox of the old home, from a third shard, follows the queue pair, and one
-// for which there is no place is dropped and counted.
+// TestThirdShardsPackets: a packet that waits in the inbox of the old home, from a third shard, follows the queue pair,
+// and one for which there is no place is dropped and counted.
 func TestThirdShardsPackets(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 1)
 	home, to := m.leave()
@@ -139,8 +139,8 @@ func TestThirdShardsPackets(t *testing.T) {
 	require.Zero(t, poster(m.a.qp).Outstanding())
 }
 
-// TestLookAtALeavingQP: a control call takes a queue pair back that stands between two shards, and who sleeps at its home learns of
-// its deadline.
+// TestLookAtALeavingQP: a control call takes a queue pair back that stands between two shards, and who sleeps at its
+// home learns of its deadline.
 func TestLookAtALeavingQP(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 0)
 	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })

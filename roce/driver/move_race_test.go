@@ -17,8 +17,8 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// TestMovesBesideEverything makes queue pairs move as fast as they can, wherever, while they send to each other and their completions
-// are waited for. There is no timeout that would make up for what a move has left behind.
+// TestMovesBesideEverything makes queue pairs move as fast as they can, wherever, while they send to each other and
+// their completions are waited for. There is no timeout that would make up for what a move has left behind.
 func TestMovesBesideEverything(t *testing.T) {
 	const pairs = 4
 	network := mem.NewNetwork(mem.Options{})

@@ -8,8 +8,8 @@ import (
 	"github.com/xroce/xroce/roce/link/mem"
 )
 
-// TestStrayPacketIsNoRun: a packet that comes in at a third shard, in the turn in which the run at another one is complete, ends
-// the run: the queue pair goes to neither.
+// TestStrayPacketIsNoRun: a packet that comes in at a third shard, in the turn in which the run at another one is
+// complete, ends the run: the queue pair goes to neither.
 func TestStrayPacketIsNoRun(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 4)
 	home := m.b.device.shards[1]

@@ -18,8 +18,8 @@ import (
 	"github.com/xroce/xroce/roce/transport"
 )
 
-// movers are two stations on a network in virtual time whose QPs are connected, with flow label 1: on a device of several
-// queues their home is the second one.
+// movers are two stations on a network in virtual time whose QPs are connected, with flow label 1: on a device of
+// several queues their home is the second one.
 type movers struct {
 	testing.TB
 	network *mem.Network
@@ -117,8 +117,9 @@ func (q *QP) counters() transport.Counters {
 	return q.transport.Status().Counters
 }
 
-// TestMove: a queue pair whose packets all come in at another shard goes there, both as requester and as responder, once, and
-// sends from there. Nothing is lost, doubled or out of order, and the counts are those of one queue pair that did not move.
+// TestMove: a queue pair whose packets all come in at another shard goes there, both as requester and as responder,
+// once, and sends from there. Nothing is lost, doubled or out of order, and the counts are those of one queue pair that
+// did not move.
 func TestMove(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 0)
 	a, b := m.a, m.b
@@ -174,8 +175,8 @@ func TestMove(t *testing.T) {
 	support.Object(t, "QP", "packets that all come in at another queue of the device", "it moves to the shard of that queue")
 }
 
-// TestPatience: a queue pair moves after as many packets in a row as its patience is, which one at home or at a third shard
-// begins anew, and each move of a connection doubles.
+// TestPatience: a queue pair moves after as many packets in a row as its patience is, which one at home or at a third
+// shard begins anew, and each move of a connection doubles.
 func TestPatience(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 10)
 	q := m.b.qp
@@ -226,8 +227,9 @@ func TestScatteredStay(t *testing.T) {
 	}
 }
 
-// TestNoPingPong: two ends that were connected with different flow labels, each at home where the other one's packets do not
-// come in, meet at one queue after a move, seldom two or three, and stay there. So do those of which one sends more.
+// TestNoPingPong: two ends that were connected with different flow labels, each at home where the other one's packets
+// do not come in, meet at one queue after a move, seldom two or three, and stay there. So do those of which one sends
+// more.
 func TestNoPingPong(t *testing.T) {
 	histogram := map[uint64]int{}
 	for round := range 30 {
@@ -263,7 +265,8 @@ func TestNoPingPong(t *testing.T) {
 	require.Greater(t, histogram[1], 24)
 }
 
-// TestDeadlineMoves: the ACK timeout of a queue pair that moves fires at its time at the new home, and the resend leaves from there.
+// TestDeadlineMoves: the ACK timeout of a queue pair that moves fires at its time at the new home, and the resend
+// leaves from there.
 func TestDeadlineMoves(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 0)
 	m.network.SetIntercept(func([]byte, *roce.Packet) mem.Verdict { return mem.Verdict{Drop: true} })
@@ -302,8 +305,8 @@ func (q *QP) moveNow(to *Shard) {
 	to.drive(driveBriefly)
 }
 
-// TestPublishedFramesFirst: a queue pair does not leave while frames that it wrote wait for a kick: they would come behind those that it
-// sends from its new home.
+// TestPublishedFramesFirst: a queue pair does not leave while frames that it wrote wait for a kick: they would come
+// behind those that it sends from its new home.
 func TestPublishedFramesFirst(t *testing.T) {
 	m := newMovers(t, mem.Options{}, 4, 1)
 	home := m.b.device.shards[1]
@@ -376,7 +379,8 @@ func BenchmarkMove(b *testing.B) {
 	require.InDelta(b, b.N, m.a.qp.counters().Moves, 1)
 }
 
-// BenchmarkHandedOver is what a packet costs on its way from QP to QP that comes in at its home, and one that comes in elsewhere.
+// BenchmarkHandedOver is what a packet costs on its way from QP to QP that comes in at its home, and one that comes in
+// elsewhere.
 func BenchmarkHandedOver(b *testing.B) {
 	for _, size := range []int{8, 1024} {
 		for _, at := range []string{"home", "elsewhere"} {

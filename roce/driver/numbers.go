@@ -14,8 +14,8 @@ import (
 // qpnBits is the size of the range of QPNs that a device asks the link for, which may give it less.
 const qpnBits = 14
 
-// numbers hands out the QPNs of a device and finds QPs by them. The range is all that a link knows of a process's QPs: the XDP program
-// steers by it, and a link that several processes share gives each of them one.
+// numbers hands out the QPNs of a device and finds QPs by them. The range is all that a link knows of a process's QPs:
+// the XDP program steers by it, and a link that several processes share gives each of them one.
 type numbers struct {
 	assigned link.Steering // by the link, without QP1
 
@@ -32,8 +32,8 @@ type numbers struct {
 	groups map[roce.GID][]*QP // by multicast GID; guarded by mu
 }
 
-// proposeQPNs draws a range at random, so that a restarted process is not taken for its predecessor: neither that of the reserved
-// QPNs 0 and 1 nor that of the multicast QPN.
+// proposeQPNs draws a range at random, so that a restarted process is not taken for its predecessor: neither that of
+// the reserved QPNs 0 and 1 nor that of the multicast QPN.
 func proposeQPNs(random *rand.Rand) link.Steering {
 	const ranges = 1 << (24 - qpnBits)
 	return link.Steering{QPNBase: roce.QPN((1 + random.Uint32N(ranges-2)) << qpnBits), QPNBits: qpnBits}
@@ -54,9 +54,9 @@ func (n *numbers) init(assigned link.Steering, random *rand.Rand) error {
 	return nil
 }
 
-// claim reserves a number: the one that has been free for longest, so that a late packet to a QP that is gone finds nobody
-// for as long as possible. Every other number that is free when a number is released is used before it: beside k QPs it comes
-// back with the claim number 2^14 - k after its release.
+// claim reserves a number: the one that has been free for longest, so that a late packet to a QP that is gone finds
+// nobody for as long as possible. Every other number that is free when a number is released is used before it: beside k
+// QPs it comes back with the claim number 2^14 - k after its release.
 func (n *numbers) claim() (roce.QPN, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/roce/link/mem"
 )
 
-// TestDistanceOfQPNs computes how many QPNs are claimed until one that was released comes back, in the worst case: it was claimed long
-// before, and all others in between have come and gone.
+// TestDistanceOfQPNs computes how many QPNs are claimed until one that was released comes back, in the worst case: it
+// was claimed long before, and all others in between have come and gone.
 func TestDistanceOfQPNs(t *testing.T) {
 	const all = 1 << qpnBits
 	for _, others := range []int{0, 1, 5000, all - 2, all - 1} {

@@ -38,8 +38,8 @@ func (m *movers) answered() {
 	require.Zero(m, poster(m.a.qp).Outstanding())
 }
 
-// TestPutOff: an acknowledgement that a poller has put off leaves with what is posted next, in one kick, or else in the next
-// turn of anybody.
+// TestPutOff: an acknowledgement that a poller has put off leaves with what is posted next, in one kick, or else in the
+// next turn of anybody.
 func TestPutOff(t *testing.T) {
 	t.Run("rides", func(t *testing.T) {
 		m, s, acknowledged := debtor(t)

@@ -273,8 +273,8 @@ func (q *QP) modify(a *transport.Attributes, mask transport.AttributeMask, loop 
 	return err
 }
 
-// sendOwed sends an acknowledgement of a QP that waits for the next turn: the QP may not come to it. The caller holds the
-// lock, and drives.
+// sendOwed sends an acknowledgement of a QP that waits for the next turn: the QP may not come to it. The caller holds
+// the lock, and drives.
 func (s *Shard) sendOwed(q *QP) {
 	if s.engine.SendOwed(s.device.options.Clock(), q.transport, (*transmitter)(s)) > 0 {
 		s.queue.Publish()

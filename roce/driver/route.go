@@ -1,8 +1,8 @@
 package driver
 
-// A route is the way from an address of the device to one of a peer over the wire. Address handles are its users; as long as it has one, a
-// change of the network has the link find the next hop again, once for all of them (follow.go), and the silence of a peer has the link
-// ask whether the next hop is still there (confirm.go).
+// A route is the way from an address of the device to one of a peer over the wire. Address handles are its users; as
+// long as it has one, a change of the network has the link find the next hop again, once for all of them (follow.go),
+// and the silence of a peer has the link ask whether the next hop is still there (confirm.go).
 
 import (
 	"context"
@@ -75,7 +75,8 @@ func (d *Device) CheckWay(m roce.MTU, source, destination roce.GID) error {
 	return d.checkWay(m, d.routeMTU(source, destination), destination)
 }
 
-// WayMTU is the largest path MTU that the route from source to destination carries, at most m. If it carries none, it is m.
+// WayMTU is the largest path MTU that the route from source to destination carries, at most m. If it carries none, it
+// is m.
 func (d *Device) WayMTU(m roce.MTU, source, destination roce.GID) roce.MTU {
 	if active, ok := roce.ActiveMTU(d.routeMTU(source, destination)); ok {
 		return min(m, active)
@@ -91,7 +92,8 @@ func (d *Device) routeMTU(source, destination roce.GID) int {
 	return d.knownRoute(source.Addr(), destination).MTU
 }
 
-// knownRoute is what the kernel knows at once of the route from source, or where that is invalid from the address that it chooses.
+// knownRoute is what the kernel knows at once of the route from source, or where that is invalid from the address that
+// it chooses.
 func (d *Device) knownRoute(source netip.Addr, destination roce.GID) link.Neighbour {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // nothing depends on whether the neighbour is known
@@ -99,7 +101,8 @@ func (d *Device) knownRoute(source netip.Addr, destination roce.GID) link.Neighb
 	return neighbour
 }
 
-// SourceTowards is the address from which the kernel would send to a peer over this device; the zero GID if that is not known.
+// SourceTowards is the address from which the kernel would send to a peer over this device; the zero GID if that is not
+// known.
 func (d *Device) SourceTowards(peer roce.GID) roce.GID {
 	source := d.knownRoute(netip.Addr{}, peer).Source
 	if !source.IsValid() {

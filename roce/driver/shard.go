@@ -2,8 +2,9 @@ package driver
 
 // A turn of a shard, which is the life of a packet here: take the QPs whose doorbell was rung; receive a batch of
 // frames, let the transport process each, give the frames back; fire deadlines; let ready QPs write frames, and publish
-// them; frames for this process go to an inbox (loopback.go). Then, without the lock: kick the link, wake who waits for a
-// completion, drive the shards that were handed frames, of this device or another one. The clock is read once per turn.
+// them; frames for this process go to an inbox (loopback.go). Then, without the lock: kick the link, wake who waits for
+// a completion, drive the shards that were handed frames, of this device or another one. The clock is read once per
+// turn.
 
 import (
 	"errors"
@@ -35,10 +36,10 @@ const (
 	// 32 of them per call (TX_BATCH_SIZE, net/xdp/xsk.c).
 	kickTries = 16
 
-	// stalledRetry is the pause before work is tried again that found no transmit buffer, and failedRetry the one
-	// after the link has failed. They are not measured: a tenth of a millisecond is far below every usual
-	// timeout, and a kernel without memory wants a rest. A link that is down may stay so for long and says when it is not
-	// any more (Shard.resume), so downRetry is for links that do not say.
+	// stalledRetry is the pause before work is tried again that found no transmit buffer, and failedRetry the one after
+	// the link has failed. They are not measured: a tenth of a millisecond is far below every usual timeout, and a
+	// kernel without memory wants a rest. A link that is down may stay so for long and says when it is not any more
+	// (Shard.resume), so downRetry is for links that do not say.
 	stalledRetry = 100 * time.Microsecond
 	failedRetry  = 10 * time.Millisecond
 	downRetry    = time.Second
@@ -168,8 +169,8 @@ func (s *Shard) called() bool {
 	return s.doorbells.Load() != nil || s.hasFired.Load() || s.resumed.Load() || s.asking() || s.inboxWaiting()
 }
 
-// unlock releases the shard. Whoever finds the lock taken leaves his work in a doorbell, an inbox or the list of fired CQs
-// and goes away, so every holder has to look after it has let go: no work is ever stranded.
+// unlock releases the shard. Whoever finds the lock taken leaves his work in a doorbell, an inbox or the list of fired
+// CQs and goes away, so every holder has to look after it has let go: no work is ever stranded.
 func (s *Shard) unlock() {
 	s.mu.Unlock()
 	if s.called() {
@@ -358,8 +359,8 @@ func (s *Shard) lookUp(segments [][]byte) (*QP, roce.DropReason) {
 	return q, roce.DropNone
 }
 
-// process lets the transport process the packet of a frame, unless there is a reason to drop it, and reports whether it was the
-// peer's.
+// process lets the transport process the packet of a frame, unless there is a reason to drop it, and reports whether it
+// was the peer's.
 func (s *Shard) process(now transport.Time, q *QP, reason roce.DropReason, segments [][]byte) (admitted bool) {
 	verdict := transport.Verdict{Dropped: reason}
 	if reason == roce.DropNone {
@@ -394,9 +395,9 @@ func (s *Shard) kick() {
 	}
 }
 
-// transmitter is the shard's queue as the engine writes to it. A link that is down, or takes nothing for other reasons, keeps the
-// frames in its transmit ring, and nothing more fits in there: what does not is lost, as it would be on the wire, so that ACK
-// timeouts run and queue pairs end.
+// transmitter is the shard's queue as the engine writes to it. A link that is down, or takes nothing for other reasons,
+// keeps the frames in its transmit ring, and nothing more fits in there: what does not is lost, as it would be on the
+// wire, so that ACK timeouts run and queue pairs end.
 type transmitter Shard
 
 // Buffer implements transport.Transmitter.

@@ -110,7 +110,8 @@ func TestLeadLooksAgain(t *testing.T) {
 	s.sleep.leave(w)
 }
 
-// TestKickUntilNothingIsPending: frames that were published after the kernel's last look are kicked by the one who is at it.
+// TestKickUntilNothingIsPending: frames that were published after the kernel's last look are kicked by the one who is
+// at it.
 func TestKickUntilNothingIsPending(t *testing.T) {
 	d, _ := newManual(t, 1)
 	s := d.shards[0]

@@ -1,7 +1,8 @@
 package driver
 
-// The state of a device and of what is on it, for those who look from outside. Everything is read under the lock that guards it, for
-// one object at a time and never two locks: traffic goes on meanwhile, and the parts are not of one moment.
+// The state of a device and of what is on it, for those who look from outside. Everything is read under the lock that
+// guards it, for one object at a time and never two locks: traffic goes on meanwhile, and the parts are not of one
+// moment.
 
 import (
 	"cmp"

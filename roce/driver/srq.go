@@ -220,7 +220,8 @@ type sharedReceives SRQ
 // Take implements transport.ReceiveQueue. It runs under the lock of the QP's shard.
 func (s *sharedReceives) Take(wr *queue.RecvWR) (found, valid bool) { return (*SRQ)(s).takeRequest(wr) }
 
-// Waiting implements transport.ReceiveQueue: nothing of an SRQ belongs to one QP, so a QP in the error state flushes none.
+// Waiting implements transport.ReceiveQueue: nothing of an SRQ belongs to one QP, so a QP in the error state flushes
+// none.
 func (*sharedReceives) Waiting() int { return 0 }
 
 // Discard implements transport.ReceiveQueue: see Waiting.

@@ -1,8 +1,9 @@
 package driver
 
 // A blocked wait spins for a moment, since the answer of a peer is usually that near, then sleeps in poll(2) on the
-// sockets of the shards of its CQ, or of its channel's CQs, itself: no other thread has to be woken first (a wake-up on another CPU costs 30
-// to 35 us). Where there is no socket but memory, it parks in the Go runtime instead, and who brings a frame wakes it. The first one on a shard leads, the others follow: they park until a completion of theirs is
+// sockets of the shards of its CQ, or of its channel's CQs, itself: no other thread has to be woken first (a wake-up on
+// another CPU costs 30 to 35 us). Where there is no socket but memory, it parks in the Go runtime instead, and who
+// brings a frame wakes it. The first one on a shard leads, the others follow: they park until a completion of theirs is
 // noticed by whoever drives, or until the leader leaves and one of them takes its place.
 
 import (
@@ -16,36 +17,38 @@ import (
 )
 
 const (
-	// spinTime is how long a wait polls before it sleeps, and spinPolls how often at most: in testing/synctest time stands still
-	// while anybody runs. Elsewhere the time is over long before. yieldEvery is how many empty polls go between
-	// two calls of sched_yield. With 20 to 50 us and 4 to 16 a round trip takes 4 us on two CPUs and 5 us on one.
+	// spinTime is how long a wait polls before it sleeps, and spinPolls how often at most: in testing/synctest time
+	// stands still while anybody runs. Elsewhere the time is over long before. yieldEvery is how many empty polls go
+	// between two calls of sched_yield. With 20 to 50 us and 4 to 16 a round trip takes 4 us on two CPUs and 5 us on
+	// one.
 	spinTime   = 30 * time.Microsecond
 	spinPolls  = 4096
 	yieldEvery = 8
-	// A poller that only calls sched_yield keeps its P: with one on every P the program's other goroutines advance by what
-	// the runtime's monitor takes away from it, 10 ms at a time. So it calls the Go scheduler after rescheduleFirst empty
-	// polls in a row, after twice as many each time, and every rescheduleEvery at last: each call wakes another thread of the
-	// runtime to look for work. (TestStaleKeys with two pollers on two CPUs: 50 registrations a second without, 5,700 every 64,
-	// 4,600 so, and 360 every 4,096; TestCase_F15_Busy, one poller: 1.10 CPUs every 64, 1.02 so.)
+	// A poller that only calls sched_yield keeps its P: with one on every P the program's other goroutines advance by
+	// what the runtime's monitor takes away from it, 10 ms at a time. So it calls the Go scheduler after
+	// rescheduleFirst empty polls in a row, after twice as many each time, and every rescheduleEvery at last: each call
+	// wakes another thread of the runtime to look for work. (TestStaleKeys with two pollers on two CPUs: 50
+	// registrations a second without, 5,700 every 64, 4,600 so, and 360 every 4,096; TestCase_F15_Busy, one poller:
+	// 1.10 CPUs every 64, 1.02 so.)
 	rescheduleFirst, rescheduleEvery = 64, 4096
 )
 
 const (
-	// slowYield is how long a call of sched_yield takes at most unless the CPU went to another thread for long: with a peer that
-	// polls on the same CPU it takes 5 us.
+	// slowYield is how long a call of sched_yield takes at most unless the CPU went to another thread for long: with a
+	// peer that polls on the same CPU it takes 5 us.
 	slowYield = 100 * time.Microsecond
 	// longestNap bounds how long a poller sleeps, which may have other things to look at than this device.
 	longestNap = time.Millisecond
-	// mostNaps is how many naps are made at last between two yields: fewer than one round trip in a hundred then waits for a
-	// yield, and a quarter of a second after the machine has become quiet pollers spin again.
+	// mostNaps is how many naps are made at last between two yields: fewer than one round trip in a hundred then waits
+	// for a yield, and a quarter of a second after the machine has become quiet pollers spin again.
 	mostNaps = 256
 )
 
-// crowd is what the pollers of a device know of other threads that want their CPUs. With more runnable threads than CPUs each
-// sched_yield gives a whole round of the others away (in Linux 6.6 and later it puts the thread's deadline off by a slice: yield_task_fair,
-// kernel/sched/fair.c), whereas a thread that sleeps in poll(2) gets the CPU soon after its frame has come. So a yield that took
-// long is followed by a nap instead of another one, two yields in a row by two naps, then by four, and so on. It is shared
-// without a lock: a count that is lost does no harm.
+// crowd is what the pollers of a device know of other threads that want their CPUs. With more runnable threads than
+// CPUs each sched_yield gives a whole round of the others away (in Linux 6.6 and later it puts the thread's deadline
+// off by a slice: yield_task_fair, kernel/sched/fair.c), whereas a thread that sleeps in poll(2) gets the CPU soon
+// after its frame has come. So a yield that took long is followed by a nap instead of another one, two yields in a row
+// by two naps, then by four, and so on. It is shared without a lock: a count that is lost does no harm.
 type crowd struct {
 	naps  atomic.Uint32 // to make before the next yield
 	after atomic.Uint32 // how many there were after the last slow yield
@@ -197,7 +200,8 @@ func (w *waiter) wake() {
 	}
 }
 
-// sleep waits in poll(2) on the sockets of the shards, for at most timeout unless it is negative; or parked where they have none.
+// sleep waits in poll(2) on the sockets of the shards, for at most timeout unless it is negative; or parked where they
+// have none.
 func (w *waiter) sleep(shards []*Shard, timeout time.Duration) {
 	if len(shards) > 0 && shards[0].waker != nil {
 		w.parkOn(shards, timeout)

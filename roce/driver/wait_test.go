@@ -38,8 +38,8 @@ func TestWakeBeforeSleep(t *testing.T) {
 	}
 }
 
-// TestGiveBack: whoever gives the lease back while the background leaves the shard to him ends its pause, and keeps it from
-// another one until he has polled often again.
+// TestGiveBack: whoever gives the lease back while the background leaves the shard to him ends its pause, and keeps it
+// from another one until he has polled often again.
 func TestGiveBack(t *testing.T) {
 	d, _ := newManual(t, 1)
 	s := d.shards[0]
@@ -63,7 +63,8 @@ func TestGiveBack(t *testing.T) {
 	require.False(t, s.givenBack())
 }
 
-// TestCrowd: after each slow yield there are twice as many naps until the next one, up to a limit, and a fast one ends that.
+// TestCrowd: after each slow yield there are twice as many naps until the next one, up to a limit, and a fast one ends
+// that.
 func TestCrowd(t *testing.T) {
 	var c crowd
 	for want := uint32(1); want <= mostNaps; want *= 2 {

@@ -1,9 +1,10 @@
 package driver
 
-// A copy to or from user memory waits for a page that does not come as long as the kernel does (userfaultfd(2), swap, a file on a
-// network), under the lock of its shard. Nothing can end that wait: the goroutine is not in a system call, but in the middle of an
-// instruction. So all queue pairs of the shard stand still, and their peers may give them up. What can be done is to say so: a
-// watch that takes no lock and that the data path knows nothing of but a count of its turns.
+// A copy to or from user memory waits for a page that does not come as long as the kernel does (userfaultfd(2), swap, a
+// file on a network), under the lock of its shard. Nothing can end that wait: the goroutine is not in a system call,
+// but in the middle of an instruction. So all queue pairs of the shard stand still, and their peers may give them up.
+// What can be done is to say so: a watch that takes no lock and that the data path knows nothing of but a count of its
+// turns.
 
 import (
 	"context"
@@ -17,9 +18,9 @@ import (
 const (
 	// watchPause is between two looks while all is well: a wake-up a second is 0.001 % of a CPU.
 	watchPause = time.Second
-	// suspectPause is between two looks at a shard that was seen in a copy, and suspectLooks is how many see it in the same
-	// turn, at the same region, before it is told of. A turn takes less than a millisecond. Looks are counted and not seconds, so
-	// that a stop of the whole process (a debugger, a frozen control group) does not count.
+	// suspectPause is between two looks at a shard that was seen in a copy, and suspectLooks is how many see it in the
+	// same turn, at the same region, before it is told of. A turn takes less than a millisecond. Looks are counted and
+	// not seconds, so that a stop of the whole process (a debugger, a frozen control group) does not count.
 	suspectPause = 100 * time.Millisecond
 	suspectLooks = 10
 )
@@ -32,8 +33,8 @@ type watched struct {
 	since  time.Time
 }
 
-// look takes what the shard does now. stuck says that a copy has just been seen for too long, and over that one which was
-// is done.
+// look takes what the shard does now. stuck says that a copy has just been seen for too long, and over that one which
+// was is done.
 func (w *watched) look(turn uint64, region *memory.Region, now time.Time) (stuck, over bool) {
 	if region != nil && region == w.region && turn == w.turn {
 		w.looks++

@@ -9,8 +9,8 @@ import (
 	"github.com/xroce/xroce/roce/memory"
 )
 
-// TestWatch: a copy is told of once, when it was seen often enough in the same turn at the same region, and once more when it is over;
-// a shard that is busy with one region turn after turn is not.
+// TestWatch: a copy is told of once, when it was seen often enough in the same turn at the same region, and once more
+// when it is over; a shard that is busy with one region turn after turn is not.
 func TestWatch(t *testing.T) {
 	a, b := new(memory.Region), new(memory.Region)
 	now := time.Now()

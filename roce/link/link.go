@@ -85,11 +85,11 @@ type Queue interface {
 	Counters() Counters
 }
 
-// Waker is implemented by Queues without a descriptor, so that whoever waits for frames can sleep in the Go runtime. Its methods may be called
-// at any time from any goroutine.
+// Waker is implemented by Queues without a descriptor, so that whoever waits for frames can sleep in the Go runtime.
+// Its methods may be called at any time from any goroutine.
 type Waker interface {
-	// OnArrival has arrived called whenever frames begin to wait. It is called once, before the queue is used; arrived must neither
-	// block nor call the queue.
+	// OnArrival has arrived called whenever frames begin to wait. It is called once, before the queue is used; arrived
+	// must neither block nor call the queue.
 	OnArrival(arrived func())
 	// Waiting says whether frames wait for a Receive.
 	Waiting() bool
@@ -127,9 +127,10 @@ type Detailer interface {
 	Details() map[string]uint64
 }
 
-// Confirmer is implemented by Devices whose answers of Resolve may go out of date without a Change. Confirm has the neighbour on the way
-// from source to destination asked whether it still has the Ethernet address that is known, and looked for if not; a Change tells
-// what comes of it. It may take until ctx ends, and need privileges. It may be called concurrently.
+// Confirmer is implemented by Devices whose answers of Resolve may go out of date without a Change. Confirm has the
+// neighbour on the way from source to destination asked whether it still has the Ethernet address that is known, and
+// looked for if not; a Change tells what comes of it. It may take until ctx ends, and need privileges. It may be called
+// concurrently.
 type Confirmer interface {
 	Confirm(ctx context.Context, source, destination netip.Addr) error
 }
@@ -155,7 +156,8 @@ type Information struct {
 	// NotTaken says, for people and one each, which better ways there are that were not taken, and why:
 	// "zero copy: ...".
 	NotTaken []string
-	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are not received.
+	// QueuesAdded is how many receive queues the network device got since it was opened: packets that come in there are
+	// not received.
 	QueuesAdded int
 }
 
@@ -171,8 +173,8 @@ type Device interface {
 	// MaximumFrame is the longest frame in bytes, Ethernet header included, that fits into the buffers of the
 	// queues, whatever the MTU of the network device is.
 	MaximumFrame() int
-	// ReceiveBuffers is how many buffers each queue has for frames that nobody has received yet, and how many bytes of a frame
-	// one of them takes: a longer frame takes several.
+	// ReceiveBuffers is how many buffers each queue has for frames that nobody has received yet, and how many bytes of
+	// a frame one of them takes: a longer frame takes several.
 	ReceiveBuffers() (count, size int)
 	// Addresses returns the unicast addresses that the network device has right now, in a stable
 	// order. The device's GID table is this list.
@@ -184,8 +186,9 @@ type Device interface {
 	// Network names the network that the device's addresses belong to. Devices of a process whose Network is the same
 	// and not empty reach each other by their addresses within the process; empty says that nothing is known.
 	Network() string
-	// Steer makes the device deliver the packets that s describes. It replaces the previous steering. The first call proposes a range
-	// of QPNs and the device answers with the one that it assigns, which has the same size or a smaller one; later calls name that.
+	// Steer makes the device deliver the packets that s describes. It replaces the previous steering. The first call
+	// proposes a range of QPNs and the device answers with the one that it assigns, which has the same size or a
+	// smaller one; later calls name that.
 	Steer(s Steering) (assigned Steering, err error)
 	// Queues returns the device's queues, always the same ones.
 	Queues() []Queue
@@ -232,7 +235,8 @@ type Neighbour struct {
 	VLAN     uint16
 	Priority uint8
 	HopLimit uint8 // from the route; 64 where it names none
-	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it names none.
+	// MTU is the longest IP packet in bytes that the route allows, be it configured or learned from ICMP; 0 where it
+	// names none.
 	MTU int
 	// Source is the address that the route chooses for packets without one; invalid if nothing is known.
 	Source netip.Addr

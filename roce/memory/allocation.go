@@ -5,10 +5,10 @@ import (
 	"runtime"
 )
 
-// Life of a key that work requests change: Allocate reserves an index, which is free: the key opens nothing. FastRegister or
-// Bind, executed by the engine of the queue pair that posted the request, puts a Region in the index's slot, from where the data
-// path takes it like any other. Invalidate, or another Bind of a type 1 window, takes it out and waits for its users. Free gives
-// the index back. All of this happens under the table's mutex, except the wait.
+// Life of a key that work requests change: Allocate reserves an index, which is free: the key opens nothing.
+// FastRegister or Bind, executed by the engine of the queue pair that posted the request, puts a Region in the index's
+// slot, from where the data path takes it like any other. Invalidate, or another Bind of a type 1 window, takes it out
+// and waits for its users. Free gives the index back. All of this happens under the table's mutex, except the wait.
 
 // Allocation is a key for fast registrations or for a window. Its methods may be called at any time, also while engines
 // work on the key.
@@ -27,8 +27,8 @@ type Allocation struct {
 	address  uint64
 }
 
-// Allocate reserves a key of the given kind, any but KindRegion. MaxLength, in bytes, bounds the buffer of a KindFast; it
-// means nothing for windows.
+// Allocate reserves a key of the given kind, any but KindRegion. MaxLength, in bytes, bounds the buffer of a KindFast;
+// it means nothing for windows.
 func (t *Table) Allocate(domain *Domain, kind Kind, maxLength uint64) (*Allocation, error) {
 	if kind < KindFast || kind > KindWindow2 {
 		return nil, fmt.Errorf("%w: a %s cannot be allocated", ErrKind, kind)
@@ -48,8 +48,8 @@ func (t *Table) Allocate(domain *Domain, kind Kind, maxLength uint64) (*Allocati
 	return a, nil
 }
 
-// Key is the key of the region that is valid now, or, while it is free, of the last one; before the first one it is what
-// Allocate drew. Its upper 24 bits, the index, never change.
+// Key is the key of the region that is valid now, or, while it is free, of the last one; before the first one it is
+// what Allocate drew. Its upper 24 bits, the index, never change.
 func (a *Allocation) Key() uint32 {
 	a.table.mu.Lock()
 	defer a.table.mu.Unlock()
@@ -91,8 +91,8 @@ func (a *Allocation) Map(buffer []byte, address uint64) error {
 	return nil
 }
 
-// Free gives the key back, whether it is free or not. When it returns, no access through the key is under way and none will
-// begin. It fails with ErrBound while windows are bound to the region, or a binding is only just ending.
+// Free gives the key back, whether it is free or not. When it returns, no access through the key is under way and none
+// will begin. It fails with ErrBound while windows are bound to the region, or a binding is only just ending.
 func (a *Allocation) Free() error {
 	t := a.table
 	t.mu.Lock()
@@ -184,8 +184,8 @@ func (u *User) FastRegister(p *Principal, key uint32, access Access) Fault {
 	return FaultNone
 }
 
-// InvalidateWindows makes the type 2 windows free that p's queue pair has bound, because that begins a new life: what it granted to a
-// peer of this life is not for the peer of the next one.
+// InvalidateWindows makes the type 2 windows free that p's queue pair has bound, because that begins a new life: what
+// it granted to a peer of this life is not for the peer of the next one.
 func (u *User) InvalidateWindows(p *Principal) {
 	t := u.table
 	t.mu.Lock()
@@ -213,9 +213,9 @@ func (p *Principal) add(window *Allocation) {
 	p.windows[window] = struct{}{}
 }
 
-// Invalidate makes a valid KindFast region without windows, or a type 2 window that p's queue pair has bound, free. The whole
-// key must match. When it returns, no access through the key is under way and none will begin. Regions made by Register
-// and type 1 windows cannot be invalidated (drivers/infiniband/sw/rxe/rxe_mr.c and rxe_mw.c).
+// Invalidate makes a valid KindFast region without windows, or a type 2 window that p's queue pair has bound, free. The
+// whole key must match. When it returns, no access through the key is under way and none will begin. Regions made by
+// Register and type 1 windows cannot be invalidated (drivers/infiniband/sw/rxe/rxe_mr.c and rxe_mw.c).
 func (u *User) Invalidate(p *Principal, key uint32) Fault {
 	t := u.table
 	t.mu.Lock()

@@ -205,7 +205,8 @@ func TestReregister(t *testing.T) {
 	support.Object(t, "MR", "Rereg of rights, PD, buffer or address", "the key stays, what was changed counts")
 }
 
-// TestKeysOfAllocations: an index that comes back has the low byte after the one that opened something last, whoever chose that.
+// TestKeysOfAllocations: an index that comes back has the low byte after the one that opened something last, whoever
+// chose that.
 func TestKeysOfAllocations(t *testing.T) {
 	b := newBench(t)
 	wearIn(t, b.table)

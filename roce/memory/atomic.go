@@ -5,11 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// Life of an atomic: like any access it holds its region, then does one operation of the CPU on the word, so that it is atomic
-// for all shards and for the program itself. The word is in host byte order.
+// Life of an atomic: like any access it holds its region, then does one operation of the CPU on the word, so that it is
+// atomic for all shards and for the program itself. The word is in host byte order.
 
-// CompareSwap stores swap in the word of eight bytes at r if it is equal to compare. It returns the word as it was before.
-// It needs RemoteAtomic. The word's place in memory, not its address in the region, must be aligned (FaultAlignment).
+// CompareSwap stores swap in the word of eight bytes at r if it is equal to compare. It returns the word as it was
+// before. It needs RemoteAtomic. The word's place in memory, not its address in the region, must be aligned
+// (FaultAlignment).
 func (u *User) CompareSwap(p *Principal, r Range, compare, swap uint64) (original uint64, fault Fault) {
 	word, fault := u.holdWord(p, RemoteAtomic, r)
 	if fault != FaultNone {
@@ -38,8 +39,8 @@ func (u *User) FetchAdd(p *Principal, r Range, add uint64) (original uint64, fau
 	return original, FaultNone
 }
 
-// StoreWord stores eight bytes at r in one go (ATOMIC WRITE, IBTA annex A19). Value is those bytes, as they are to lie in
-// memory, read in host byte order. It needs RemoteWrite and is otherwise like CompareSwap.
+// StoreWord stores eight bytes at r in one go (ATOMIC WRITE, IBTA annex A19). Value is those bytes, as they are to lie
+// in memory, read in host byte order. It needs RemoteWrite and is otherwise like CompareSwap.
 func (u *User) StoreWord(p *Principal, r Range, value uint64) Fault {
 	word, fault := u.holdWord(p, RemoteWrite, r)
 	if fault != FaultNone {
@@ -71,12 +72,12 @@ func (u *User) holdWord(p *Principal, need Access, r Range) (*uint64, Fault) {
 	return word, FaultNone
 }
 
-// The program's own accesses to words of its memory. Region.pin announces them, so that Deregister and all others that end a
-// region wait for them as they do for those of the engine; any number of them may be under way at once. They ask for
-// no right: the memory is the program's. FaultKey says that the region has ended.
+// The program's own accesses to words of its memory. Region.pin announces them, so that Deregister and all others that
+// end a region wait for them as they do for those of the engine; any number of them may be under way at once. They ask
+// for no right: the memory is the program's. FaultKey says that the region has ended.
 
-// LoadUint64 loads the aligned word at offset, in host byte order. It is how a program sees that a peer's write has arrived: if the
-// word is the last of the message, everything before it is there too.
+// LoadUint64 loads the aligned word at offset, in host byte order. It is how a program sees that a peer's write has
+// arrived: if the word is the last of the message, everything before it is there too.
 func (r *Region) LoadUint64(offset uint64) (value uint64, fault Fault) {
 	word, fault := r.pin(offset)
 	if fault != FaultNone {

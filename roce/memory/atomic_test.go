@@ -145,8 +145,8 @@ func TestAtomicsOfSeveralUsers(t *testing.T) {
 	require.Len(t, distinct, 2*rounds, "no two additions found the same value")
 }
 
-// TestCompareSwapIsHonest: an answer that says "swapped" is never given without a swap, also if the value comes and goes
-// meanwhile.
+// TestCompareSwapIsHonest: an answer that says "swapped" is never given without a swap, also if the value comes and
+// goes meanwhile.
 func TestCompareSwapIsHonest(t *testing.T) {
 	b := newBench(t)
 	region := b.register(8, 0, LocalWrite|RemoteAtomic)

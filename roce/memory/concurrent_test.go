@@ -65,8 +65,8 @@ func (w *writers) stop() {
 	w.running.Wait()
 }
 
-// TestInvalidateUnderTraffic: after a key was invalidated, unbound, bound again or freed, no byte changes through it. The plain
-// accesses to the buffer that follow are what the race detector looks at.
+// TestInvalidateUnderTraffic: after a key was invalidated, unbound, bound again or freed, no byte changes through it.
+// The plain accesses to the buffer that follow are what the race detector looks at.
 func TestInvalidateUnderTraffic(t *testing.T) {
 	for _, kind := range []Kind{KindFast, KindWindow1, KindWindow2} {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -137,8 +137,8 @@ func TestReregisterUnderTraffic(t *testing.T) {
 	require.Zero(t, w.refused.Load())
 }
 
-// TestWaitHoldsNobodyUp: while one waits for the users of a region, all work on other keys goes on, and whoever wants to change the
-// same key waits too.
+// TestWaitHoldsNobodyUp: while one waits for the users of a region, all work on other keys goes on, and whoever wants
+// to change the same key waits too.
 func TestWaitHoldsNobodyUp(t *testing.T) {
 	b := newBench(t)
 	fast := b.fast(make([]byte, 8), BindWindow)
@@ -178,7 +178,8 @@ func TestWaitHoldsNobodyUp(t *testing.T) {
 	require.Equal(t, 1, b.table.Count())
 }
 
-// TestManyChangers: several engines and the program change the same keys at once. Afterwards everything can be given back.
+// TestManyChangers: several engines and the program change the same keys at once. Afterwards everything can be given
+// back.
 func TestManyChangers(t *testing.T) {
 	b := newBench(t)
 	region := b.register(64, 0, BindWindow|LocalWrite)

@@ -34,8 +34,8 @@ func (region *Region) read(r Range, into []byte) Fault {
 	return faultOf(copyOut(into, region.buffer[offset:offset+r.Length]))
 }
 
-// Read is User.Read of the program itself, from any goroutine: it needs no User, of which there are few since everybody who ends a
-// region looks at all of them.
+// Read is User.Read of the program itself, from any goroutine: it needs no User, of which there are few since everybody
+// who ends a region looks at all of them.
 func (t *Table) Read(p *Principal, need Access, r Range, into []byte) Fault {
 	for {
 		region := t.lookup(r.Key)
@@ -53,8 +53,8 @@ func (t *Table) Read(p *Principal, need Access, r Range, into []byte) Fault {
 	}
 }
 
-// Touch writes a zero into every page of a buffer, whose first byte is the first of a page. FaultBuffer says that the kernel cannot give one of
-// them.
+// Touch writes a zero into every page of a buffer, whose first byte is the first of a page. FaultBuffer says that the
+// kernel cannot give one of them.
 func Touch(buffer []byte, page int) Fault {
 	zero := [][]byte{{0}}
 	for at := 0; at < len(buffer); at += page {
@@ -65,9 +65,9 @@ func Touch(buffer []byte, page int) Fault {
 	return FaultNone
 }
 
-// survive turns a fault of the memory itself (a truncated file behind a mapping, a page made read-only)
-// into a false result. Anything else that panics is a defect and goes on. With the check and the announcement it costs under
-// 30 ns per copy (BenchmarkWrite against BenchmarkCopy, Xeon, Linux 6.18).
+// survive turns a fault of the memory itself (a truncated file behind a mapping, a page made read-only) into a false
+// result. Anything else that panics is a defect and goes on. With the check and the announcement it costs under 30 ns
+// per copy (BenchmarkWrite against BenchmarkCopy, Xeon, Linux 6.18).
 func survive(ok *bool, was bool) {
 	debug.SetPanicOnFault(was)
 	if p := recover(); p != nil {

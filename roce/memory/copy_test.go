@@ -17,8 +17,8 @@ func aligned(n, shift int) []byte {
 	return b[at : at+n : at+n]
 }
 
-// TestCopyIn: with and without the final word, at every alignment, length and split into pieces, the same bytes arrive as
-// with a plain copy, and none around them.
+// TestCopyIn: with and without the final word, at every alignment, length and split into pieces, the same bytes arrive
+// as with a plain copy, and none around them.
 func TestCopyIn(t *testing.T) {
 	const most = 40
 	data := make([]byte, most)
@@ -80,8 +80,8 @@ func TestWriteModel(t *testing.T) {
 	})
 }
 
-// TestFinalWordIsLast: whoever sees the last word of a message sees everything before it. Run with -race, which knows only
-// the atomic word as an order between the two.
+// TestFinalWordIsLast: whoever sees the last word of a message sees everything before it. Run with -race, which knows
+// only the atomic word as an order between the two.
 func TestFinalWordIsLast(t *testing.T) {
 	table, domain := NewTable(1), new(Domain)
 	user := table.NewUser()

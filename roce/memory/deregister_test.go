@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCase_C3 deregisters regions under traffic: after Deregister has returned, no byte changes. The plain accesses to the
-// buffer that follow it are what the race detector looks at.
+// TestCase_C3 deregisters regions under traffic: after Deregister has returned, no byte changes. The plain accesses to
+// the buffer that follow it are what the race detector looks at.
 func TestCase_C3(t *testing.T) {
 	table, domain := NewTable(1), new(Domain)
 	const writers = 2

@@ -20,7 +20,8 @@ func wearIn(t require.TestingT, table *Table) {
 	}
 }
 
-// TestOldKeysFitNothing: none of the keys of a region that is registered again and again fits the region that is there now.
+// TestOldKeysFitNothing: none of the keys of a region that is registered again and again fits the region that is there
+// now.
 func TestOldKeysFitNothing(t *testing.T) {
 	for seed := range uint64(5) {
 		table, domain := NewTable(seed), new(Domain)
@@ -38,7 +39,8 @@ func TestOldKeysFitNothing(t *testing.T) {
 	}
 }
 
-// TestDistanceOfKeys computes how many keys are made between two uses of the same one, beside any number of others that stay.
+// TestDistanceOfKeys computes how many keys are made between two uses of the same one, beside any number of others that
+// stay.
 func TestDistanceOfKeys(t *testing.T) {
 	for _, others := range []int{0, 10_000} {
 		t.Run(fmt.Sprintf("%d others", others), func(t *testing.T) {

@@ -2,11 +2,11 @@
 // memory: there is one check (Region.check) and one way to copy in and out (User). Whatever a peer or a work
 // request names, it goes through them.
 //
-// Life of an access: a shard's User looks the key up, announces the region as in use, makes sure that it
-// is still alive, checks domain, rights and bounds, copies, and takes the announcement back. Deregister,
-// Invalidate and all others that end a region take it out of the table, mark it dead and wait until no User
-// announces it: after that no byte of the buffer is touched through it. The program's own accesses to words (Region.LoadUint64 and
-// its like) go the same way, but are counted at the region.
+// Life of an access: a shard's User looks the key up, announces the region as in use, makes sure that it is still
+// alive, checks domain, rights and bounds, copies, and takes the announcement back. Deregister, Invalidate and all
+// others that end a region take it out of the table, mark it dead and wait until no User announces it: after that no
+// byte of the buffer is touched through it. The program's own accesses to words (Region.LoadUint64 and its like) go the
+// same way, but are counted at the region.
 //
 // A window and a fast registration are regions like any other while they are valid: a window's buffer is a part of
 // the one of the region that it is bound to, which cannot go away before.
@@ -144,8 +144,8 @@ var (
 // Domain is a protection domain: keys work only for users of the same one. Domains are compared by pointer.
 type Domain struct{ _ byte }
 
-// Principal is on whose behalf an access is made: a queue pair. Principals are compared by pointer, so that a later queue pair
-// with the same number is another one.
+// Principal is on whose behalf an access is made: a queue pair. Principals are compared by pointer, so that a later
+// queue pair with the same number is another one.
 type Principal struct {
 	Domain *Domain
 
@@ -178,8 +178,8 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 // UnmarshalText takes what MarshalText returns.
 func (k *Kind) UnmarshalText(text []byte) error { return enum.Parse(k, text) }
 
-// Region is memory that a key opens now: registered memory, or the part of it that a window shows. What the key opens never
-// changes; another registration or binding of the same key is another Region.
+// Region is memory that a key opens now: registered memory, or the part of it that a window shows. What the key opens
+// never changes; another registration or binding of the same key is another Region.
 type Region struct {
 	key    uint32
 	access Access

@@ -14,11 +14,12 @@ const (
 	pageSize  = 1 << pageBits
 	pageCount = 1 << (24 - pageBits) // a key has 24 bits of index
 
-	// resting is how many indices that were given back lie idle before the first one of them is used again. The one that
-	// has rested longest comes first, with its low byte counted on by one. So the key of a region that was given up fits again
-	// after resting * 256 = 2^24 further registrations at the earliest: each of the 256 uses that lie between needs the index to
-	// pass the whole queue. Only a table with so many keys in use that no fresh index is left reuses them sooner. More would cost
-	// memory, 13 bytes for each index: 8 in the page, 4 in the queue and the low byte.
+	// resting is how many indices that were given back lie idle before the first one of them is used again. The one
+	// that has rested longest comes first, with its low byte counted on by one. So the key of a region that was given
+	// up fits again after resting * 256 = 2^24 further registrations at the earliest: each of the 256 uses that lie
+	// between needs the index to pass the whole queue. Only a table with so many keys in use that no fresh index is
+	// left reuses them sooner. More would cost memory, 13 bytes for each index: 8 in the page, 4 in the queue and the
+	// low byte.
 	resting = 1 << 16
 )
 
@@ -74,10 +75,10 @@ type Reregistration struct {
 	Access  *Access // nil: as before
 }
 
-// Reregister changes a region made by Register and returns the new one, with the same key; the old one is of no use
-// any more, not even for Deregister. An access that is made meanwhile meets either the old region or the new one. When Reregister
-// returns, no access is under way that only the old one permits. After an error the old one is as it was: ErrBound if
-// windows are bound to it.
+// Reregister changes a region made by Register and returns the new one, with the same key; the old one is of no use any
+// more, not even for Deregister. An access that is made meanwhile meets either the old region or the new one. When
+// Reregister returns, no access is under way that only the old one permits. After an error the old one is as it was:
+// ErrBound if windows are bound to it.
 func (t *Table) Reregister(r *Region, change Reregistration) (*Region, error) {
 	domain, buffer, address, access := r.domain, r.buffer, r.start, r.access
 	if change.Domain != nil {
@@ -152,9 +153,9 @@ func (t *Table) retire(old, next *Region) {
 	}
 }
 
-// takeKey reserves an index and makes a key for it. The low byte of a fresh index is drawn, so that who knows some keys of a
-// table does not know the others. That of one used before is the next one: a stale key must not fit another region for as
-// long as possible, and a drawn byte would fit one time in 256 (drivers/infiniband/sw/rxe/rxe_mr.c draws it).
+// takeKey reserves an index and makes a key for it. The low byte of a fresh index is drawn, so that who knows some keys
+// of a table does not know the others. That of one used before is the next one: a stale key must not fit another region
+// for as long as possible, and a drawn byte would fit one time in 256 (drivers/infiniband/sw/rxe/rxe_mr.c draws it).
 func (t *Table) takeKey() (uint32, error) {
 	var index uint32
 	switch fresh := t.size < pageCount*pageSize; {
@@ -187,8 +188,8 @@ func (t *Table) Count() int {
 	return t.count
 }
 
-// Regions returns what the keys open now: registered regions, valid fast registrations and bound windows, in the order of
-// their indices.
+// Regions returns what the keys open now: registered regions, valid fast registrations and bound windows, in the order
+// of their indices.
 func (t *Table) Regions() []*Region {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -53,8 +53,8 @@ func (u *User) Check(p *Principal, need Access, r Range) Fault {
 	return region.check(p, need, r.Address, r.Length)
 }
 
-// CheckRegion is Check for an access to the whole of a region, which names no range (FLUSH with selectivity "memory region",
-// IBTA annex A19).
+// CheckRegion is Check for an access to the whole of a region, which names no range (FLUSH with selectivity "memory
+// region", IBTA annex A19).
 func (u *User) CheckRegion(p *Principal, need Access, key uint32) Fault {
 	region := u.table.lookup(key)
 	if region == nil {

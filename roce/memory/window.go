@@ -12,8 +12,9 @@ type Bind struct {
 }
 
 // Bind makes a window show a part of a region that has BindWindow, and LocalWrite if the window gets RemoteWrite or
-// RemoteAtomic. A type 1 window may be bound already: when Bind returns, no access through its old key is under way and none
-// will begin. A type 2 window must be free, and works for p's queue pair only. A fault leaves everything as it was.
+// RemoteAtomic. A type 1 window may be bound already: when Bind returns, no access through its old key is under way and
+// none will begin. A type 2 window must be free, and works for p's queue pair only. A fault leaves everything as it
+// was.
 func (u *User) Bind(p *Principal, b Bind) Fault {
 	t := u.table
 	t.mu.Lock()

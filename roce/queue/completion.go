@@ -122,9 +122,9 @@ type WCFlags uint8
 const (
 	WCWithImmediate  WCFlags = 2
 	WCWithInvalidate WCFlags = 8
-	// WCPeerRequest marks the failure of a QP that a request of the peer has brought into the error state and that no completion
-	// tells, because no receive was involved: Opcode is then the peer's operation, and WRID means nothing. libibverbs has no such
-	// flag.
+	// WCPeerRequest marks the failure of a QP that a request of the peer has brought into the error state and that no
+	// completion tells, because no receive was involved: Opcode is then the peer's operation, and WRID means nothing.
+	// libibverbs has no such flag.
 	WCPeerRequest WCFlags = 0x80
 )
 
@@ -156,8 +156,8 @@ type WC struct {
 	InvalidatedRKey uint32
 	QPN             roce.QPN // the local QP
 	// Timestamp is when the completion was made, in nanoseconds of the device's clock: the reading of the turn that
-	// made it, so completions of one batch share it, and one may be earlier by a turn than the one before it when the QP
-	// has moved to another queue of the device in between. It is valid whatever Status is; 0 if the engine set none.
+	// made it, so completions of one batch share it, and one may be earlier by a turn than the one before it when the
+	// QP has moved to another queue of the device in between. It is valid whatever Status is; 0 if the engine set none.
 	Timestamp int64
 
 	// What the engine knew when the request ended, to explain a failure.
@@ -165,8 +165,8 @@ type WC struct {
 	Syndrome   roce.Syndrome // the last one seen from the peer or sent to it
 	Retries    uint8         // resends used since the last progress
 	RNRRetries uint8         // RNR resends used since the last progress
-	// VendorErr is why this end could not access memory, or not execute an operation on a key: a memory.Fault; 0 if that was not
-	// the reason, or if only the peer knows.
+	// VendorErr is why this end could not access memory, or not execute an operation on a key: a memory.Fault; 0 if
+	// that was not the reason, or if only the peer knows.
 	VendorErr uint32
 }
 

@@ -24,7 +24,8 @@ const (
 	SendWithInvalidate     Opcode = 9
 	Flush                  Opcode = 14
 	AtomicWrite            Opcode = 15
-	// RegisterRegion is fast registration, which libibverbs does not have; the value is that of the kernel's IB_WR_REG_MR.
+	// RegisterRegion is fast registration, which libibverbs does not have; the value is that of the kernel's
+	// IB_WR_REG_MR.
 	RegisterRegion Opcode = 32
 )
 
@@ -68,7 +69,8 @@ func (o Opcode) operation() *operation {
 // Known says whether o is an operation that the engine executes.
 func (o Opcode) Known() bool { return o.operation().name != "" }
 
-// Answered says that the peer answers the operation with a response of its own, which an acknowledgement cannot replace.
+// Answered says that the peer answers the operation with a response of its own, which an acknowledgement cannot
+// replace.
 func (o Opcode) Answered() bool { return o.operation().answered }
 
 // Local says that nothing of the operation goes to the peer.
@@ -207,7 +209,8 @@ const (
 	sgeLength  = len(SGESlot{})
 )
 
-// SendLayout is the layout of a send queue whose requests have up to maxSGE elements or up to maxInline bytes of inline data.
+// SendLayout is the layout of a send queue whose requests have up to maxSGE elements or up to maxInline bytes of inline
+// data.
 func SendLayout(capacity, maxSGE, maxInline int) Layout {
 	return Layout{Capacity: capacity, Stride: sendHeader + max(maxSGE*sgeLength, (maxInline+15)&^15)}
 }

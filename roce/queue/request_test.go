@@ -126,8 +126,8 @@ func TestRequestsRoundTrip(t *testing.T) {
 	})
 }
 
-// TestFewCompletionsAreAll: programs poll until they get fewer than they asked for, and then believe the queue to be empty
-// (ibv_poll_cq(3)). Somebody who only looked at the queue in between, as a snapshot does, must not change that.
+// TestFewCompletionsAreAll: programs poll until they get fewer than they asked for, and then believe the queue to be
+// empty (ibv_poll_cq(3)). Somebody who only looked at the queue in between, as a snapshot does, must not change that.
 func TestFewCompletionsAreAll(t *testing.T) {
 	p, c := ends(t, newMemory(CompletionLayout(8), 0), CompletionLayout(8))
 	var wcs [4]WC
@@ -213,8 +213,8 @@ func TestPostRefused(t *testing.T) {
 	require.ErrorIs(t, p.PostRecv(&RecvWR{}), ErrFull)
 }
 
-// TestReadRefused: a request that no honest producer writes is refused when it is read; its number is there all the same,
-// for the completion.
+// TestReadRefused: a request that no honest producer writes is refused when it is read; its number is there all the
+// same, for the completion.
 func TestReadRefused(t *testing.T) {
 	limits := SendLimits{MaxSGE: 2, MaxInline: 20}
 	layout := SendLayout(1, limits.MaxSGE, limits.MaxInline)

@@ -108,11 +108,11 @@ type ring struct {
 }
 
 // words are those that the ends touch at the same time. The slots are ordered by the first two (release on store,
-// acquire on load: both are what sync/atomic gives). Where an end stores one word and then has to see what the other end
-// stored in another (Publish before Disarm, Arm before the last look, Doorbells.Sleep), it swaps: a Store is sequentially
-// consistent as well, but not under the race detector, which makes a plain move of it in memory that is not Go's
-// (compiler-rt, tsan_interface_atomic.cpp: __tsan_go_atomic32_store is mo_release). TestDoorbellsRaceInC lost a ring there in
-// 9 of 25 runs.
+// acquire on load: both are what sync/atomic gives). Where an end stores one word and then has to see what the other
+// end stored in another (Publish before Disarm, Arm before the last look, Doorbells.Sleep), it swaps: a Store is
+// sequentially consistent as well, but not under the race detector, which makes a plain move of it in memory that is
+// not Go's (compiler-rt, tsan_interface_atomic.cpp: __tsan_go_atomic32_store is mo_release). TestDoorbellsRaceInC lost
+// a ring there in 9 of 25 runs.
 type words struct {
 	producer *atomic.Uint32
 	consumer *atomic.Uint32

@@ -166,8 +166,8 @@ func TestRingHostile(t *testing.T) {
 // moves is how many TestCase_D15 moves; a weakly ordered CPU deserves 100,000,000.
 var moves = flag.Uint64("d15", 100_000, "operations of TestCase_D15")
 
-// TestCase_D15 moves numbers from one goroutine to another, over the wrap of the indices: a slot is seen only after what was
-// written into it, whatever order the CPU gives to its stores. The race detector looks on where it is used.
+// TestCase_D15 moves numbers from one goroutine to another, over the wrap of the indices: a slot is seen only after
+// what was written into it, whatever order the CPU gives to its stores. The race detector looks on where it is used.
 func TestCase_D15(t *testing.T) {
 	l := Layout{Capacity: 5, Stride: 16}
 	p, c := ends(t, newMemory(l, 1<<32-1000), l)

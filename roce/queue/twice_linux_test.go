@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCountsAreReadOnce: the other end of a shared ring changes counts, flags and operation of a slot all the time. What
-// ReadSend and ReadRecv return is one of the requests that there were, or is not valid: nothing that was checked is read again.
+// TestCountsAreReadOnce: the other end of a shared ring changes counts, flags and operation of a slot all the time.
+// What ReadSend and ReadRecv return is one of the requests that there were, or is not valid: nothing that was checked
+// is read again.
 func TestCountsAreReadOnce(t *testing.T) {
 	const maxSGE, maxInline, least, limit = MaxSGE, 64, 2 * time.Second, 10 * time.Second
 	// Two mappings, so that the ends are as strange to each other as two processes.

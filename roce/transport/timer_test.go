@@ -110,8 +110,8 @@ func TestExpireEnds(t *testing.T) {
 	require.False(t, some)
 }
 
-// TestReadyQueue: ready queue pairs get their turn in order, once each, those that owe something from the next turn on, and
-// a removed one gets none.
+// TestReadyQueue: ready queue pairs get their turn in order, once each, those that owe something from the next turn on,
+// and a removed one gets none.
 func TestReadyQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := NewEngine(memory.NewTable(1).NewUser())

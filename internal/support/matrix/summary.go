@@ -210,8 +210,8 @@ func condense(names []string) string {
 	return list(entries)
 }
 
-// cellLength is how many characters of entries a cell shows at least before it only counts the others: more than three lines of
-// a table nobody reads.
+// cellLength is how many characters of entries a cell shows at least before it only counts the others: more than three
+// lines of a table nobody reads.
 const cellLength = 300
 
 // list writes the entries of a cell. Those that find no room are in the details.

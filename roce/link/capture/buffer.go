@@ -36,8 +36,8 @@ type Buffer struct {
 	size    uint64 // of the consumer: of the frame that Front returned
 }
 
-// NewBuffer makes a buffer of size bytes, rounded up to a power of 2 within MinimumSize and MaximumSize, for the first snap
-// bytes of frames; 0 keeps all.
+// NewBuffer makes a buffer of size bytes, rounded up to a power of 2 within MinimumSize and MaximumSize, for the first
+// snap bytes of frames; 0 keeps all.
 func NewBuffer(size, snap int, filter Filter) *Buffer {
 	size = max(MinimumSize, min(size, MaximumSize))
 	b := &Buffer{Filter: filter, snap: snap, ring: make([]byte, 1<<bits.Len(uint(size-1)))}

@@ -79,8 +79,8 @@ func TestBufferModel(t *testing.T) {
 	})
 }
 
-// TestBufferConcurrent: what the reader sees is whole and in order, and what it does not see is counted, once in the packet
-// behind and once in all.
+// TestBufferConcurrent: what the reader sees is whole and in order, and what it does not see is counted, once in the
+// packet behind and once in all.
 func TestBufferConcurrent(t *testing.T) {
 	b := NewBuffer(MinimumSize, 0, Filter{})
 	const frames = 100_000

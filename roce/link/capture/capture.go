@@ -1,8 +1,8 @@
 // Package capture carries copies of frames from a shard, which knows what became of them, to whoever writes them down.
 //
-// Life of a captured frame: the shard asks the Filter and Adds the frame to its Buffer, which copies it; the reader, in a
-// goroutine of its own, looks at the oldest one with Front and gives its room back with Release. Neither ever waits for the
-// other: a frame that finds no room is left out and counted, and the next one tells how many were.
+// Life of a captured frame: the shard asks the Filter and Adds the frame to its Buffer, which copies it; the reader, in
+// a goroutine of its own, looks at the oldest one with Front and gives its room back with Release. Neither ever waits
+// for the other: a frame that finds no room is left out and counted, and the next one tells how many were.
 //
 // It is the engine's own and changes as that needs; programs use package verbs.
 package capture
@@ -94,8 +94,8 @@ type Filter struct {
 	opcodes *[256]bool
 }
 
-// NewFilter chooses the packets of queue pairs of which one end or the other has one of the QPNs, and whose opcode is one of
-// the opcodes. An empty list of either chooses all.
+// NewFilter chooses the packets of queue pairs of which one end or the other has one of the QPNs, and whose opcode is
+// one of the opcodes. An empty list of either chooses all.
 func NewFilter(qpns []roce.QPN, opcodes []roce.Opcode) Filter {
 	f := Filter{qpns: qpns}
 	if len(opcodes) > 0 {
@@ -110,8 +110,8 @@ func NewFilter(qpns []roce.QPN, opcodes []roce.Opcode) Filter {
 // All says that it chooses every frame, those included that are no packets.
 func (f *Filter) All() bool { return len(f.qpns) == 0 && f.opcodes == nil }
 
-// Match says whether it chooses a packet with an opcode, of a queue pair here and one at the peer; a QPN that is not known
-// is 0.
+// Match says whether it chooses a packet with an opcode, of a queue pair here and one at the peer; a QPN that is not
+// known is 0.
 func (f *Filter) Match(opcode roce.Opcode, local, remote roce.QPN) bool {
 	if f.opcodes != nil && !f.opcodes[opcode] {
 		return false
@@ -124,8 +124,8 @@ func (f *Filter) Match(opcode roce.Opcode, local, remote roce.QPN) bool {
 	return len(f.qpns) == 0
 }
 
-// Opcodes returns the opcodes with the given names, those that the counters use (RC_SEND_ONLY). Upper and lower case are the
-// same, and a name may be a pattern of path.Match: "RC_RDMA_READ*".
+// Opcodes returns the opcodes with the given names, those that the counters use (RC_SEND_ONLY). Upper and lower case
+// are the same, and a name may be a pattern of path.Match: "RC_RDMA_READ*".
 func Opcodes(names []string) (list []roce.Opcode, err error) {
 	for _, name := range names {
 		found := false

@@ -1,9 +1,10 @@
 // Package loop carries frames within a process: a ring of frames between one producer and one consumer, without a lock.
 //
-// Life of a frame: Buffer lends the next free slot, the producer writes one whole frame into it and Commits its length, or
-// Put copies a frame that lies elsewhere; Waiting says how many frames there are, Front lends the oldest one to the consumer,
-// and Release gives its slot back. The ring never waits, never loses what it has taken and keeps its order. What does not
-// fit is the producer's to keep or to drop: one that keeps it is told by Starved, through the consumer, when to go on.
+// Life of a frame: Buffer lends the next free slot, the producer writes one whole frame into it and Commits its length,
+// or Put copies a frame that lies elsewhere; Waiting says how many frames there are, Front lends the oldest one to the
+// consumer, and Release gives its slot back. The ring never waits, never loses what it has taken and keeps its order.
+// What does not fit is the producer's to keep or to drop: one that keeps it is told by Starved, through the consumer,
+// when to go on.
 //
 // It is the engine's own and changes as that needs; programs use package verbs.
 package loop
@@ -11,8 +12,8 @@ package loop
 import "sync/atomic"
 
 const (
-	// Slots is how many frames a Ring holds: the window of a queue pair, 64, is at most three quarters of it, which is what one queue pair
-	// may hold of an inbox (roce/driver). It is not measured.
+	// Slots is how many frames a Ring holds: the window of a queue pair, 64, is at most three quarters of it, which is
+	// what one queue pair may hold of an inbox (roce/driver). It is not measured.
 	Slots = 128
 	// FrameSize is the longest frame in bytes: path MTU 4096 and all headers are less than 4200.
 	FrameSize = 4352
@@ -20,8 +21,8 @@ const (
 
 // Ring is a bounded queue of frames; the zero value is empty and ready. Its memory, 560 KiB, is made when first used.
 //
-// One goroutine at a time is the producer and may call Buffer, Commit and Put; one at a time, another or the same, is the
-// consumer and may call Front, Copied, Release and Starved. Waiting may be called by anybody.
+// One goroutine at a time is the producer and may call Buffer, Commit and Put; one at a time, another or the same, is
+// the consumer and may call Front, Copied, Release and Starved. Waiting may be called by anybody.
 type Ring struct {
 	slots    atomic.Pointer[[Slots]slot]
 	produced atomic.Uint32
@@ -50,8 +51,8 @@ func (r *Ring) next() *slot {
 	return &slots[at%Slots]
 }
 
-// Buffer returns the next free slot, FrameSize bytes, or nil if none is free: then Starved will say so. Without a Commit or
-// Put in between it returns the same slot again.
+// Buffer returns the next free slot, FrameSize bytes, or nil if none is free: then Starved will say so. Without a
+// Commit or Put in between it returns the same slot again.
 func (r *Ring) Buffer() []byte {
 	free := r.next()
 	if free == nil {
@@ -112,6 +113,6 @@ func (r *Ring) Copied() bool { return r.slots.Load()[r.consumed.Load()%Slots].co
 // Release gives the slot of the oldest frame back. The ring must not be empty.
 func (r *Ring) Release() { r.consumed.Add(1) }
 
-// Starved says whether Buffer has found no free slot since Starved was last asked. A consumer asks after it has released
-// slots, and then has the producer try again.
+// Starved says whether Buffer has found no free slot since Starved was last asked. A consumer asks after it has
+// released slots, and then has the producer try again.
 func (r *Ring) Starved() bool { return r.starved.Load() && r.starved.Swap(false) }

@@ -73,8 +73,8 @@ func TestAgainstModel(t *testing.T) {
 	})
 }
 
-// TestStarvedProducerIsTold: a producer that waits to be told goes on, at whatever moment slots come free. Both sides stop
-// where the driver's shards would sleep.
+// TestStarvedProducerIsTold: a producer that waits to be told goes on, at whatever moment slots come free. Both sides
+// stop where the driver's shards would sleep.
 func TestStarvedProducerIsTold(t *testing.T) {
 	const frames = 200_000
 	var r Ring

@@ -16,7 +16,8 @@ func (d *Device) Watch(changed func(link.Change)) {
 	d.changed = changed
 }
 
-// SetDown takes the device down or brings it up again. While it is down it receives nothing, and what it shall send waits.
+// SetDown takes the device down or brings it up again. While it is down it receives nothing, and what it shall send
+// waits.
 func (d *Device) SetDown(down bool) {
 	change := link.ChangedPort
 	if down {

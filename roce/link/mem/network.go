@@ -25,8 +25,8 @@ import (
 type Faults struct {
 	Drop, Duplicate, Reorder, Corrupt float64
 
-	// Delay makes a frame late by up to LongestDelay, far more than Reorder does: a retransmission may overtake it. Burst
-	// loses it and all that follow for up to LongestBurst. Both need a manual clock.
+	// Delay makes a frame late by up to LongestDelay, far more than Reorder does: a retransmission may overtake it.
+	// Burst loses it and all that follow for up to LongestBurst. Both need a manual clock.
 	Delay, Burst               float64
 	LongestDelay, LongestBurst time.Duration
 
@@ -57,8 +57,8 @@ type Options struct {
 	Faults Faults
 	// Manual gives the network a clock that stands still until AdvanceTo.
 	Manual bool
-	// NoFD leaves out the descriptors of the queues: whoever waits for frames sleeps in the Go runtime instead of poll(2), as
-	// testing/synctest needs it.
+	// NoFD leaves out the descriptors of the queues: whoever waits for frames sleeps in the Go runtime instead of
+	// poll(2), as testing/synctest needs it.
 	NoFD bool
 	// Latency is the time from Kick to arrival on a manual clock; 0 means one microsecond.
 	Latency time.Duration
@@ -119,9 +119,9 @@ func (n *Network) SetIntercept(f func(frame []byte, packet *roce.Packet) Verdict
 	n.options.Intercept = f
 }
 
-// SetSpread makes the devices choose the queue of a frame by the QPN that it is for, as a NIC does by a hash: f(QPN) modulo the
-// number of queues, or, if that is negative, where the frame would have arrived otherwise. f runs under the network's lock and must not
-// call into the network. Nil ends it.
+// SetSpread makes the devices choose the queue of a frame by the QPN that it is for, as a NIC does by a hash: f(QPN)
+// modulo the number of queues, or, if that is negative, where the frame would have arrived otherwise. f runs under the
+// network's lock and must not call into the network. Nil ends it.
 func (n *Network) SetSpread(f func(roce.QPN) int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

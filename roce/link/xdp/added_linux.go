@@ -1,8 +1,9 @@
 package xdp
 
-// A network device can get queues while it is served (ethtool -L). They have no sockets, and on some drivers no program either
-// (veth, until it has been down and up): what comes in there goes to the kernel, and no counter of ours sees it. So their number is looked
-// at: with each message of netlink about the device, which veth and drivers that restart for it send, and every second.
+// A network device can get queues while it is served (ethtool -L). They have no sockets, and on some drivers no program
+// either (veth, until it has been down and up): what comes in there goes to the kernel, and no counter of ours sees it.
+// So their number is looked at: with each message of netlink about the device, which veth and drivers that restart for
+// it send, and every second.
 
 import (
 	"fmt"

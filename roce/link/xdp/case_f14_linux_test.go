@@ -9,8 +9,9 @@ import (
 	"github.com/xroce/xroce/internal/netlab"
 )
 
-// TestCase_F14: frames that the program redirects and nobody delivers are noticed and told once. A socket of another queue in
-// the slot plays the driver: the kernel drops what is redirected to it, and counts nothing (net/xdp/xsk.c, xsk_rcv_check).
+// TestCase_F14: frames that the program redirects and nobody delivers are noticed and told once. A socket of another
+// queue in the slot plays the driver: the kernel drops what is redirected to it, and counts nothing (net/xdp/xsk.c,
+// xsk_rcv_check).
 func TestCase_F14(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{Queues: 2})
 	a, b := openEnd(t, p.A, Options{}), openEnd(t, p.B, Options{})

@@ -20,7 +20,8 @@ import (
 	"github.com/xroce/xroce/xsk"
 )
 
-// rungQueue is a queue of a veth end with the program attached on a rung of the test's choice; Open takes the best one only.
+// rungQueue is a queue of a veth end with the program attached on a rung of the test's choice; Open takes the best one
+// only.
 func rungQueue(t *testing.T, e netlab.End, rung Rung) link.Queue {
 	t.Helper()
 	mode := ModeGeneric
@@ -50,10 +51,11 @@ func rungQueue(t *testing.T, e netlab.End, rung Rung) link.Queue {
 	return q
 }
 
-// TestCase_F1: with a program at one end only and nothing but the kernel's stack at the other, frames go both ways, and all of
-// them, in every mode. The rule of veth that both ends need a program (or NAPI) is about frames that a program redirects
-// *to a device* (drivers/net/veth.c, veth_xdp_xmit); one to a socket goes past it, and what a socket sends takes the way of
-// any other packet (net/core/dev.c, __dev_direct_xmit). So there is nothing that a test of itself after attaching could find.
+// TestCase_F1: with a program at one end only and nothing but the kernel's stack at the other, frames go both ways, and
+// all of them, in every mode. The rule of veth that both ends need a program (or NAPI) is about frames that a program
+// redirects *to a device* (drivers/net/veth.c, veth_xdp_xmit); one to a socket goes past it, and what a socket sends
+// takes the way of any other packet (net/core/dev.c, __dev_direct_xmit). So there is nothing that a test of itself
+// after attaching could find.
 func TestCase_F1(t *testing.T) {
 	for _, rung := range []Rung{bpf.RungNativeFrags, bpf.RungNative, bpf.RungGenericFrags, bpf.RungGeneric} {
 		t.Run(rung.String(), func(t *testing.T) {
@@ -100,8 +102,8 @@ func TestCase_F1(t *testing.T) {
 	}
 }
 
-// TestCase_F12: frames to another Ethernet address than the device's are not processed, whatever else they say; those to its
-// own are, and nobody has to make the device promiscuous for that.
+// TestCase_F12: frames to another Ethernet address than the device's are not processed, whatever else they say; those
+// to its own are, and nobody has to make the device promiscuous for that.
 func TestCase_F12(t *testing.T) {
 	for _, mode := range []Mode{ModeNative, ModeGeneric} {
 		t.Run(mode.String(), func(t *testing.T) {

@@ -15,8 +15,9 @@ import (
 
 var fullSize = flag.Bool("full", false, "run the cases whose full size takes long at full size")
 
-// TestCase_F4: a process that is killed is started again at once, many times in a row, and finds its queues free each time within
-// the bounded repetitions of the bind; every other time it is started before the old one is known to be gone.
+// TestCase_F4: a process that is killed is started again at once, many times in a row, and finds its queues free each
+// time within the bounded repetitions of the bind; every other time it is started before the old one is known to be
+// gone.
 func TestCase_F4(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{Queues: 2})
 	rounds := 10
@@ -39,7 +40,8 @@ func TestCase_F4(t *testing.T) {
 	t.Logf("%d starts, the longest took %v", rounds, longest)
 }
 
-// TestCase_F4_Taken: a queue that another socket really has is refused after a while, with the processes that may have it.
+// TestCase_F4_Taken: a queue that another socket really has is refused after a while, with the processes that may have
+// it.
 func TestCase_F4_Taken(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{Queues: 2})
 	var socket *xsk.Socket

@@ -17,12 +17,12 @@ func setChannels(t *testing.T, e netlab.End, receive, transmit uint32) error {
 	return e.SetChannels(int(receive), int(transmit))
 }
 
-// TestChannelsChange: what ethtool -L does under an open device. The kernel refuses to take a queue away that has a socket
-// (ethtool_set_channels, net/ethtool/ioctl.c). It adds queues; those have no socket, so frames that come in there go to the
-// kernel, and those at the others come as before. Native on veth, nothing counts them: the kernel forgets to give an added
-// queue the program (veth_enable_range_safe, drivers/net/veth.c) until the device goes down and up. Generic on veth, a frame
-// arrives one queue below the one that it was sent on: the number of a transmit queue is taken for that of a receive queue, which is
-// kept with 1 added (skb_record_rx_queue, include/linux/skbuff.h).
+// TestChannelsChange: what ethtool -L does under an open device. The kernel refuses to take a queue away that has a
+// socket (ethtool_set_channels, net/ethtool/ioctl.c). It adds queues; those have no socket, so frames that come in
+// there go to the kernel, and those at the others come as before. Native on veth, nothing counts them: the kernel
+// forgets to give an added queue the program (veth_enable_range_safe, drivers/net/veth.c) until the device goes down
+// and up. Generic on veth, a frame arrives one queue below the one that it was sent on: the number of a transmit queue
+// is taken for that of a receive queue, which is kept with 1 added (skb_record_rx_queue, include/linux/skbuff.h).
 func TestChannelsChange(t *testing.T) {
 	for _, mode := range []Mode{ModeNative, ModeGeneric} {
 		t.Run(mode.String(), func(t *testing.T) { channelsChange(t, mode) })

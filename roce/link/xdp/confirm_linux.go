@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/roce/link"
 )
 
-// confirmPatience is how long a neighbour may take to answer the kernel's probe. One that is there takes well under a millisecond, and
-// one that is late is found by broadcast.
+// confirmPatience is how long a neighbour may take to answer the kernel's probe. One that is there takes well under a
+// millisecond, and one that is late is found by broadcast.
 const confirmPatience = 50 * time.Millisecond
 
 // discovered are the states of entries that the kernel has found by asking. Others are somebody's will, or no answer.
@@ -20,9 +20,9 @@ const discovered = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.N
 
 var _ link.Confirmer = (*Device)(nil)
 
-// Confirm implements link.Confirmer. The kernel trusts an entry for half a minute and more, asks the old Ethernet address three times then, a
-// second apart (ucast_solicit and retrans_time of arp(7)), and only then everybody, which is longer than a queue pair lives. So it is
-// told to ask the old address now, and everybody if that does not answer.
+// Confirm implements link.Confirmer. The kernel trusts an entry for half a minute and more, asks the old Ethernet
+// address three times then, a second apart (ucast_solicit and retrans_time of arp(7)), and only then everybody, which
+// is longer than a queue pair lives. So it is told to ask the old address now, and everybody if that does not answer.
 func (d *Device) Confirm(ctx context.Context, source, destination netip.Addr) error {
 	d.mu.Lock()
 	netdev, gone := d.netdev, d.gone

@@ -1,9 +1,9 @@
 package xdp
 
-// Drivers have been seen that take an AF_XDP socket in zero copy and never deliver to it: the program redirects, and the
-// frames are gone. Nothing says so; what is missing shows only when the program's counter is held against those of the
-// sockets. That is done until the first frame has come, where the driver gives zero copy: in copy mode the kernel itself
-// delivers (net/xdp/xsk.c, xsk_rcv).
+// Drivers have been seen that take an AF_XDP socket in zero copy and never deliver to it: the program redirects, and
+// the frames are gone. Nothing says so; what is missing shows only when the program's counter is held against those of
+// the sockets. That is done until the first frame has come, where the driver gives zero copy: in copy mode the kernel
+// itself delivers (net/xdp/xsk.c, xsk_rcv).
 
 import (
 	"fmt"
@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// deliveryInterval is the time between two looks. What a driver holds back for the sake of a batch it holds for much less.
+	// deliveryInterval is the time between two looks. What a driver holds back for the sake of a batch it holds for
+	// much less.
 	deliveryInterval = time.Second
 	// deliveryProof is how many frames have to be missing: more than may be under way on a CPU that is held up.
 	deliveryProof = 8
@@ -27,8 +28,8 @@ type delivery struct {
 	ended   sync.WaitGroup
 }
 
-// watchDelivery looks every interval until a frame has come, and calls report at most once, if none comes of those that were
-// redirected.
+// watchDelivery looks every interval until a frame has come, and calls report at most once, if none comes of those that
+// were redirected.
 func (d *Device) watchDelivery(interval time.Duration, report func(error)) {
 	d.delivery.closing = make(chan struct{})
 	d.delivery.ended.Go(func() {
@@ -65,8 +66,9 @@ func (d *Device) stopDelivery() {
 // warnOfDelivery is the report of a device that nobody tests.
 func warnOfDelivery(err error) { slog.Warn("xroce: no frame is received", "error", err) }
 
-// delivered returns how many frames the program has redirected and how many of them the sockets have got, including those
-// that they have dropped and counted. The former is read first, so it is never the larger one only because time passes.
+// delivered returns how many frames the program has redirected and how many of them the sockets have got, including
+// those that they have dropped and counted. The former is read first, so it is never the larger one only because time
+// passes.
 func (d *Device) delivered() (redirected, delivered uint64, err error) {
 	counters, err := d.SteeringCounters()
 	if err != nil {

@@ -345,9 +345,9 @@ func (d *Device) SteeringCounters() ([]SteeringCounter, error) {
 	return counters, err
 }
 
-// Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred, and
-// "undelivered": the frames that were redirected and that no socket has got; and "queues_added": the receive queues that came after Open and
-// are not served.
+// Details implements link.Detailer: SteeringCounters by the names of their reasons, without those that never occurred,
+// and "undelivered": the frames that were redirected and that no socket has got; and "queues_added": the receive queues
+// that came after Open and are not served.
 func (d *Device) Details() map[string]uint64 {
 	counters, err := d.SteeringCounters()
 	if err != nil {

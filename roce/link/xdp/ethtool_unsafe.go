@@ -33,8 +33,8 @@ type ifreq struct {
 	_    [16]byte
 }
 
-// speed asks the driver for the speed of the link in Mbit/s (ETHTOOL_GSET), through a socket of the device's namespace. It
-// is 0 for a driver that does not tell, or not now.
+// speed asks the driver for the speed of the link in Mbit/s (ETHTOOL_GSET), through a socket of the device's namespace.
+// It is 0 for a driver that does not tell, or not now.
 func speed(socket int, device string) int {
 	settings := ethtoolSettings{command: unix.ETHTOOL_GSET}
 	query := ifreq{data: unsafe.Pointer(&settings)}
@@ -47,8 +47,8 @@ func speed(socket int, device string) int {
 	return 0
 }
 
-// receiveQueues asks the driver how many receive queues are in use (ETHTOOL_GCHANNELS), through a socket of the device's namespace;
-// 0 for a driver that does not tell.
+// receiveQueues asks the driver how many receive queues are in use (ETHTOOL_GCHANNELS), through a socket of the
+// device's namespace; 0 for a driver that does not tell.
 func receiveQueues(socket int, device string) int {
 	channels := ethtoolChannels{command: unix.ETHTOOL_GCHANNELS}
 	query := ifreq{data: unsafe.Pointer(&channels)}

@@ -43,7 +43,8 @@ func features(p probes) []Feature {
 	return list
 }
 
-// CheckFeatures returns an error of one line, with ErrNotSupported, that names the needed features which this kernel lacks, or nil.
+// CheckFeatures returns an error of one line, with ErrNotSupported, that names the needed features which this kernel
+// lacks, or nil.
 func CheckFeatures(list []Feature) error {
 	other, lacks := missingFeatures(list, KernelRelease())
 	if lacks != nil || other == nil {
@@ -52,8 +53,8 @@ func CheckFeatures(list []Feature) error {
 	return fmt.Errorf("%w: %s", ErrNotSupported, strings.Join(other, "; "))
 }
 
-// missingFeatures says, in one line and with ErrNotSupported, what a kernel lacks because it is too old, and names what else is not to
-// be had: the kernel's age is not the cause there, and what was found out about that is told.
+// missingFeatures says, in one line and with ErrNotSupported, what a kernel lacks because it is too old, and names what
+// else is not to be had: the kernel's age is not the cause there, and what was found out about that is told.
 func missingFeatures(list []Feature, release string) (other []string, lacks error) {
 	var missing []string
 	for _, f := range list {

@@ -12,8 +12,8 @@ import (
 	"github.com/xroce/xroce/xsk"
 )
 
-// TestCase_F11: what the kernel has is asked before anything is attached; what it lacks and must have is told in one line, in
-// place of the error number of the operation that failed. Kernels that lack something are simulated.
+// TestCase_F11: what the kernel has is asked before anything is attached; what it lacks and must have is told in one
+// line, in place of the error number of the operation that failed. Kernels that lack something are simulated.
 func TestCase_F11(t *testing.T) {
 	netlab.RequireRoot(t)
 	list := Features()

@@ -15,7 +15,8 @@ import (
 	"github.com/xroce/xroce/roce/link"
 )
 
-// TestHopsAreBounded: however many addresses peers name, the memory for their next hops is bounded, and the latest ones are kept.
+// TestHopsAreBounded: however many addresses peers name, the memory for their next hops is bounded, and the latest ones
+// are kept.
 func TestHopsAreBounded(t *testing.T) {
 	h := newHops()
 	address := func(i int) netip.Addr {
@@ -33,8 +34,8 @@ func TestHopsAreBounded(t *testing.T) {
 	require.NotContains(t, h.macs, address(2*mostHops+4))
 }
 
-// TestConfirmOfForgottenHop: when a silent peer is asked for, its next hop is one of those that are kept, also if many others have
-// pushed it out, so that the answer is noticed.
+// TestConfirmOfForgottenHop: when a silent peer is asked for, its next hop is one of those that are kept, also if many
+// others have pushed it out, so that the answer is noticed.
 func TestConfirmOfForgottenHop(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	d := openEnd(t, p.A, Options{})

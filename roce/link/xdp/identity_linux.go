@@ -1,9 +1,10 @@
 package xdp
 
-// Which network device is the one that was opened: as long as it lives, the one with its index, whatever its name becomes. What is
-// found after it went, under the name that it had last, is the same one if it is of the same kind and has the same Ethernet
-// address: the permanent one where there is one, since the other may have been changed, and the other one where there is none
-// (veth, macvlan). Names are handed on to strangers, and so are indexes, which every namespace counts for itself.
+// Which network device is the one that was opened: as long as it lives, the one with its index, whatever its name
+// becomes. What is found after it went, under the name that it had last, is the same one if it is of the same kind and
+// has the same Ethernet address: the permanent one where there is one, since the other may have been changed, and the
+// other one where there is none (veth, macvlan). Names are handed on to strangers, and so are indexes, which every
+// namespace counts for itself.
 
 import (
 	"errors"

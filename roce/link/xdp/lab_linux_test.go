@@ -47,8 +47,8 @@ func newPair(t *testing.T, o netlab.PairOptions) *netlab.Pair {
 	return p
 }
 
-// openEnd opens the device at one end of a pair. After the test each chunk must have had one owner at a time, and the kernel
-// must have accepted every descriptor.
+// openEnd opens the device at one end of a pair. After the test each chunk must have had one owner at a time, and the
+// kernel must have accepted every descriptor.
 func openEnd(t *testing.T, e netlab.End, o Options) *Device {
 	t.Helper()
 	d := openUnchecked(t, e, o)

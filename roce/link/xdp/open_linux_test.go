@@ -378,8 +378,8 @@ func TestWithoutPrivileges(t *testing.T) {
 	t.Log(line)
 }
 
-// TestMemoryLocked: of what Open needs only the three capabilities and 6 MiB of locked memory for each queue are left. They suffice, and
-// with another queue the error says what there is to do.
+// TestMemoryLocked: of what Open needs only the three capabilities and 6 MiB of locked memory for each queue are left.
+// They suffice, and with another queue the error says what there is to do.
 func TestMemoryLocked(t *testing.T) {
 	const limit = 8 << 20
 	var old unix.Rlimit

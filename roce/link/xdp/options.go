@@ -42,8 +42,8 @@ const (
 // SteeringCounter counts the frames that had one fate, see the reasons in package bpf.
 type SteeringCounter = bpf.Counter
 
-// MultiBuffer says whether a frame may lie in more than one buffer, which path MTU 4096 needs: its frames are longer than
-// a page. It takes Linux 6.6 and a rung with frags, and most drivers do not combine it with zero copy.
+// MultiBuffer says whether a frame may lie in more than one buffer, which path MTU 4096 needs: its frames are longer
+// than a page. It takes Linux 6.6 and a rung with frags, and most drivers do not combine it with zero copy.
 type MultiBuffer uint8
 
 const (

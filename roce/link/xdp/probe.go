@@ -18,7 +18,8 @@ type ProbeOptions struct {
 	// Attach has each device that could serve opened for a moment, which tells for sure. It can bounce the link of
 	// a NIC, and takes RoCE packets away from the kernel meanwhile. Without it the device carries packets as before.
 	Attach bool
-	// Look skips the attempt, for a caller that opens the device next anyway. Obstacle and Missing then say only what is known without it.
+	// Look skips the attempt, for a caller that opens the device next anyway. Obstacle and Missing then say only what
+	// is known without it.
 	Look bool
 }
 
@@ -44,8 +45,9 @@ type Port struct {
 	// why not: then the active path MTU is at most 2048. Only Open tells for sure.
 	MultiBuffer error
 
-	// Obstacle says why the device cannot serve now: Open would fail, there is no carrier, or no address for a GID. Without
-	// ProbeOptions.Look it was tried: the program was loaded, and a socket bound to each queue, in copy mode, for a moment.
+	// Obstacle says why the device cannot serve now: Open would fail, there is no carrier, or no address for a GID.
+	// Without ProbeOptions.Look it was tried: the program was loaded, and a socket bound to each queue, in copy mode,
+	// for a moment.
 	Obstacle error
 	// Missing are the capabilities that Open needs and the calling thread lacks, such as "CAP_BPF".
 	Missing []string
@@ -58,7 +60,7 @@ type Feature struct {
 	Name   string
 	Since  string // the first kernel with it: "Linux 5.9"
 	Needed bool   // Open fails without it
-	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out, such as
-	// a missing capability.
+	// Err is nil if the kernel has it, matches ErrNotSupported if not, and is otherwise why that cannot be found out,
+	// such as a missing capability.
 	Err error
 }

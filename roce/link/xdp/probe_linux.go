@@ -122,8 +122,8 @@ func (n *netlinkSockets) probe(a *netlink.LinkAttrs, o ProbeOptions) (Port, erro
 	return port, nil
 }
 
-// try does what Open does, except for attaching, and undoes it: it loads the program and binds a socket to each queue. In copy mode
-// that changes nothing for the driver (net/xdp/xsk_buff_pool.c, xp_assign_dev).
+// try does what Open does, except for attaching, and undoes it: it loads the program and binds a socket to each queue.
+// In copy mode that changes nothing for the driver (net/xdp/xsk_buff_pool.c, xp_assign_dev).
 func (n *netlinkSockets) try(a *netlink.LinkAttrs, queues int, multiBuffer error) (err error) {
 	defer func() {
 		if err != nil {
@@ -232,9 +232,9 @@ func (n *netlinkSockets) attribute(request *nl.NetlinkRequest, wanted uint16) ([
 	return nil, false
 }
 
-// rungs returns the rungs of the ladder that are worth trying. Generic mode needs no driver. Whether a driver receives frames in
-// several buffers (NETDEV_XDP_ACT_RX_SG) says nothing about the program: igb does not, and takes one with frags all the same
-// (docs/interop.md, the ladder).
+// rungs returns the rungs of the ladder that are worth trying. Generic mode needs no driver. Whether a driver receives
+// frames in several buffers (NETDEV_XDP_ACT_RX_SG) says nothing about the program: igb does not, and takes one with
+// frags all the same (docs/interop.md, the ladder).
 func (f xdpFeatures) rungs() (rungs []Rung) {
 	const native = netdevActBasic | netdevActRedirect
 	if !f.known || f.flags&native == native {

@@ -1,9 +1,10 @@
 package xdp
 
-// Several processes of one machine. The kernel sends nothing to an address of its own over a wire, so the address of a device that
-// another process serves in the same network namespace is not reached over any other device, unless somebody has told the kernel to
-// answer there (accept_local in Documentation/networking/ip-sysctl.rst). And a device with others above it, such as a
-// NIC with macvlans, takes no XDP program any more once one above has one (dev_xdp_attach in net/core/dev.c).
+// Several processes of one machine. The kernel sends nothing to an address of its own over a wire, so the address of a
+// device that another process serves in the same network namespace is not reached over any other device, unless
+// somebody has told the kernel to answer there (accept_local in Documentation/networking/ip-sysctl.rst). And a device
+// with others above it, such as a NIC with macvlans, takes no XDP program any more once one above has one
+// (dev_xdp_attach in net/core/dev.c).
 
 import (
 	"errors"
@@ -22,7 +23,8 @@ import (
 )
 
 const (
-	// ownPatience is how long an address of this machine may take to answer: many times what a neighbour does that is there.
+	// ownPatience is how long an address of this machine may take to answer: many times what a neighbour does that is
+	// there.
 	ownPatience = 100 * time.Millisecond
 
 	// macvlanEach is what works between processes of one machine.
@@ -109,8 +111,8 @@ func (n *netlinkSockets) programsAbove(index int) []*netlink.LinkAttrs {
 	})
 }
 
-// attachedAlready says, with ErrTaken, who keeps a program from being attached, if err is about that; else it returns err. With wait
-// it may be over in a moment: a process that was killed has not let go of its program yet.
+// attachedAlready says, with ErrTaken, who keeps a program from being attached, if err is about that; else it returns
+// err. With wait it may be over in a moment: a process that was killed has not let go of its program yet.
 func (n *netlinkSockets) attachedAlready(device string, index int, err error) (taken error, wait bool) {
 	if foreign := (*bpf.ForeignProgramError)(nil); errors.As(err, &foreign) && foreign.Name == ownProgram {
 		pid := programOwner(foreign.ID)

@@ -18,7 +18,8 @@ import (
 // atOnce is far less than the 3 s that verbs.QP.Connect waits for a neighbour.
 const atOnce = time.Second
 
-// TestResolveOtherProcess: the address of a device that another process serves in the same namespace, which no wire leads to.
+// TestResolveOtherProcess: the address of a device that another process serves in the same namespace, which no wire
+// leads to.
 func TestResolveOtherProcess(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	second, err := netlab.Join(p.A.Namespace, p.B.Namespace, netlab.PairOptions{A: netlab.EndOptions{Name: "second", Addresses: []netip.Prefix{
@@ -53,7 +54,8 @@ func TestResolveOtherProcess(t *testing.T) {
 	require.Contains(t, resolve(second.A.IPv4(), second.A.IPv4()), "10.9.0.11 is an address of this machine, of second itself")
 }
 
-// TestResolveAcceptLocal: a kernel that was told to answer its own questions does, and the address is reached over the wire.
+// TestResolveAcceptLocal: a kernel that was told to answer its own questions does, and the address is reached over the
+// wire.
 func TestResolveAcceptLocal(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	var first, second netlab.End

@@ -5,8 +5,8 @@
 // Life of a sent frame: Buffer is a place in the UMEM, Commit and Publish put it into the transmit ring, Kick
 // makes the kernel send it.
 //
-// Life of a socket: it is made with the device, or with one that was made again (remake_linux.go), waits until Renew puts it to
-// use, and is closed in the background when the next one has taken its place, or with the device.
+// Life of a socket: it is made with the device, or with one that was made again (remake_linux.go), waits until Renew
+// puts it to use, and is closed in the background when the next one has taken its place, or with the device.
 
 package xdp
 
@@ -173,8 +173,8 @@ func (q *queue) FD() int {
 	return q.socket.Load().FD()
 }
 
-// counts are those of one socket. The details are the counters of struct xdp_statistics (include/uapi/linux/if_xdp.h) under the
-// names that they have there, and those of the socket's user.
+// counts are those of one socket. The details are the counters of struct xdp_statistics (include/uapi/linux/if_xdp.h)
+// under the names that they have there, and those of the socket's user.
 func counts(socket *xsk.Socket) (link.Counters, map[string]uint64) {
 	kernel, _ := socket.Statistics()
 	own := socket.Counters()

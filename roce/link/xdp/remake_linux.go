@@ -1,12 +1,13 @@
 package xdp
 
-// A network device may be deleted and made again, or taken to another namespace and back. Sockets and program do not come
-// back with it.
+// A network device may be deleted and made again, or taken to another namespace and back. Sockets and program do not
+// come back with it.
 //
-// Life of such a device: netlink says that it is gone, so the program is taken off it and whoever asks gets link.ErrDown. When
-// the same one is there again and up (see identity_linux.go), the program, with all that it knows of QPNs, is attached to it and new sockets are bound.
-// The queues put these to use when whoever watches calls Renew. All this happens on the goroutine of the watcher, which is the
-// only one that changes Device.gone and the index of the network device.
+// Life of such a device: netlink says that it is gone, so the program is taken off it and whoever asks gets
+// link.ErrDown. When the same one is there again and up (see identity_linux.go), the program, with all that it knows of
+// QPNs, is attached to it and new sockets are bound. The queues put these to use when whoever watches calls Renew. All
+// this happens on the goroutine of the watcher, which is the only one that changes Device.gone and the index of the
+// network device.
 
 import (
 	"context"
@@ -22,7 +23,8 @@ import (
 )
 
 // A network device that is there and up, and cannot be served yet, is tried again: no message of netlink tells that its
-// queues are free or as many as they were. From the eighth time on, a second after the first, that is worth a line in the log.
+// queues are free or as many as they were. From the eighth time on, a second after the first, that is worth a line in
+// the log.
 const (
 	firstRemakePause, longestRemakePause = 10 * time.Millisecond, time.Second
 	remakesBeforeLog                     = 8
@@ -47,8 +49,9 @@ func (d *Device) setGone(reason error) {
 	d.state.down, d.state.addresses = reason, nil
 }
 
-// bound says whether the sockets are bound to a network device: they lose it when it is deleted or moves, and do not get it
-// back (xsk_notifier and xsk_check_common, net/xdp/xsk.c). In zero copy the question wakes the driver, which is harmless.
+// bound says whether the sockets are bound to a network device: they lose it when it is deleted or moves, and do not
+// get it back (xsk_notifier and xsk_check_common, net/xdp/xsk.c). In zero copy the question wakes the driver, which is
+// harmless.
 func (d *Device) bound() bool {
 	for _, q := range d.sockets {
 		if _, _, err := unix.Recvfrom(q.newest.FD(), nil, unix.MSG_DONTWAIT); errors.Is(err, unix.ENXIO) {
@@ -92,8 +95,8 @@ func (d *Device) remake() {
 	}
 }
 
-// refuse notes that what has the name of the network device now is another one, or, with nil, that nothing has it. The log tells
-// once of each.
+// refuse notes that what has the name of the network device now is another one, or, with nil, that nothing has it. The
+// log tells once of each.
 func (d *Device) refuse(why error) {
 	reason := errGone(d.name())
 	if why != nil {

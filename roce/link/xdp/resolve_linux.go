@@ -43,9 +43,9 @@ type resolver struct {
 	hops  *hops
 }
 
-// hops are the neighbours that were asked for, with the Ethernet address that was answered last; zero is none. Peers name them, so
-// their number is bounded. Changes of one that has been forgotten are not noticed: a queue pair that it concerns has it asked for again
-// when it has been silent for two ACK timeouts.
+// hops are the neighbours that were asked for, with the Ethernet address that was answered last; zero is none. Peers
+// name them, so their number is bounded. Changes of one that has been forgotten are not noticed: a queue pair that it
+// concerns has it asked for again when it has been silent for two ACK timeouts.
 type hops struct {
 	mu   lockorder.Mutex[lockorder.Hops]
 	macs map[netip.Addr]roce.MAC
@@ -140,8 +140,8 @@ func (r resolver) normalize(source, destination netip.Addr) (netip.Addr, netip.A
 }
 
 // serves says why nothing can be sent from source to destination over this device. The kernel would take an address of
-// another device too, and the answers would go there. An own address of IPv6 may have no route yet that says so: the kernel
-// makes it a moment after the address (addrconf_dad_work in net/ipv6/addrconf.c).
+// another device too, and the answers would go there. An own address of IPv6 may have no route yet that says so: the
+// kernel makes it a moment after the address (addrconf_dad_work in net/ipv6/addrconf.c).
 func (r resolver) serves(source, destination netip.Addr) error {
 	state, err := r.state(r.index, r.name)
 	switch {

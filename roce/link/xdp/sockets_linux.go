@@ -10,8 +10,8 @@ import (
 	"github.com/xroce/xroce/xsk"
 )
 
-// openPatience is how long Open waits for what a process that was killed has not given up yet: the kernel takes down its program
-// and its sockets in the background. attachPause is between two attempts to attach.
+// openPatience is how long Open waits for what a process that was killed has not given up yet: the kernel takes down
+// its program and its sockets in the background. attachPause is between two attempts to attach.
 const (
 	openPatience = xsk.DefaultBindTimeout
 	attachPause  = 5 * time.Millisecond
@@ -25,8 +25,9 @@ type obtained struct {
 	notTaken              []string // what is better, and why it is not so
 }
 
-// serve attaches the program to a network device and makes the sockets of its first count queues. What it has made is undone if
-// it fails. What a process that was killed has not given up yet is waited for as long as patience lasts, and ctx.
+// serve attaches the program to a network device and makes the sockets of its first count queues. What it has made is
+// undone if it fails. What a process that was killed has not given up yet is waited for as long as patience lasts, and
+// ctx.
 func (d *Device) serve(
 	ctx context.Context, index, count int, o Options, patience time.Duration,
 ) (opened []*xsk.Socket, got obtained, err error) {
@@ -38,8 +39,8 @@ func (d *Device) serve(
 			d.detach()
 		}
 	}()
-	// The program comes first, since the rung decides on the options of the sockets. And where one is attached already, trying
-	// to attach says whose it is, while the sockets would only say, after a while, that a queue is taken.
+	// The program comes first, since the rung decides on the options of the sockets. And where one is attached already,
+	// trying to attach says whose it is, while the sockets would only say, after a while, that a queue is taken.
 	attachment, err := d.attach(ctx, index, o.Mode, patience)
 	if err != nil {
 		return nil, got, err
@@ -105,8 +106,9 @@ func (d *Device) detach() {
 	}
 }
 
-// sockets opens the sockets of a device, whose type is S; the first one decides for all what is obtained. Zero copy is asked for expressly and first: left to itself the
-// kernel falls back to copying without a word, and then it is too late to choose multi-buffer instead.
+// sockets opens the sockets of a device, whose type is S; the first one decides for all what is obtained. Zero copy is
+// asked for expressly and first: left to itself the kernel falls back to copying without a word, and then it is too
+// late to choose multi-buffer instead.
 type sockets[S any] struct {
 	options  Options
 	index    int           // of the network device
@@ -177,9 +179,9 @@ func (s *sockets[S]) try(queue int, mode CopyMode) (S, error) {
 
 var errZeroCopy = errors.New("the driver gives zero copy, which few combine with it; it has to be asked for, as path MTU 4096 does")
 
-// zeroCopyObstacle says what stands against zero copy on a rung, whatever the driver, or nil. A program in generic mode sees frames that
-// the driver has copied into a socket buffer already. Drivers bind zero copy all the same: virtio_net of Linux 7.3 then copies once more, igb
-// brings nothing at all (hack/interop, "ladder").
+// zeroCopyObstacle says what stands against zero copy on a rung, whatever the driver, or nil. A program in generic mode
+// sees frames that the driver has copied into a socket buffer already. Drivers bind zero copy all the same: virtio_net
+// of Linux 7.3 then copies once more, igb brings nothing at all (hack/interop, "ladder").
 func zeroCopyObstacle(rung bpf.Rung) error {
 	if !rung.Native() {
 		return fmt.Errorf("it needs an XDP program in native mode, and the rung is %v", rung)

@@ -72,8 +72,8 @@ func programName(id uint32) string {
 	return information.Name
 }
 
-// programOwner finds a process that holds a program, among those whose descriptors may be looked at and that have not been
-// killed; 0 if there is none.
+// programOwner finds a process that holds a program, among those whose descriptors may be looked at and that have not
+// been killed; 0 if there is none.
 func programOwner(id uint32) (pid int) {
 	eachProgram(func(program uint32, owner int) (more bool) {
 		if program == id {
@@ -129,9 +129,9 @@ func killed(pid string) bool {
 	return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
 }
 
-// socketHolders finds the processes that have AF_XDP sockets, among those whose mappings may be looked at. Which queue a socket is
-// bound to only sock_diag(7) tells, which few kernels have for AF_XDP (CONFIG_XDP_SOCKETS_DIAG); but the rings of the sockets are
-// mapped, at offsets that no other kind of socket has.
+// socketHolders finds the processes that have AF_XDP sockets, among those whose mappings may be looked at. Which queue
+// a socket is bound to only sock_diag(7) tells, which few kernels have for AF_XDP (CONFIG_XDP_SOCKETS_DIAG); but the
+// rings of the sockets are mapped, at offsets that no other kind of socket has.
 func socketHolders() (pids []int) {
 	ring := []byte(fmt.Sprintf(" %08x ", uint64(unix.XDP_UMEM_PGOFF_FILL_RING)))
 	lists, _ := filepath.Glob("/proc/[0-9]*/maps")

@@ -114,7 +114,7 @@ func (c *perfCommand) check() (pathMTU verbs.MTU, err error) {
 	}
 	wish := c.wish()
 	if err = wish.Check(); err == nil && client {
-		_, err = wish.Plan()
+		_, err = wish.Complete().Plan()
 	}
 	if err != nil {
 		return 0, err
@@ -205,15 +205,19 @@ func (c *perfCommand) agree(ctx context.Context, connection net.Conn) (*perf.Pla
 	if other.Version != perf.Version {
 		return nil, usage("xroce perf speaks version %d here and %d at the other end", perf.Version, other.Version)
 	}
-	wish := other.Wish
+	server, wish := terms.Wish, other.Wish
 	if client {
-		wish = terms.Wish
-	}
-	if err := terms.Wish.Differ(other.Wish, client); err != nil {
-		return nil, err
+		server, wish = wish, server
 	}
 	if err := wish.Check(); err != nil {
 		return nil, err
+	}
+	wish = wish.Complete()
+	if err := perf.Differ(wish, server, client); err != nil {
+		return nil, err
+	}
+	if wish.PathMTU == nil {
+		wish.PathMTU = server.PathMTU
 	}
 	return wish.Plan()
 }

@@ -20,7 +20,9 @@ func (r *run) stream() error {
 		posted, completed, arrived := r.counts()
 		if !said && (r.active && completed == posted && r.full() || !r.active && r.heard.Load()) {
 			said = true
-			r.took = time.Since(r.start)
+			if r.active {
+				r.took = time.Since(r.start)
+			}
 			r.waiting.Store(r.awaits)
 			if err := r.line.say(news{wordSent, posted}, nil); err != nil {
 				return err

@@ -15,8 +15,8 @@ import (
 // Side is what one end has used and counted in a run.
 type Side struct {
 	Wait            Wait              `json:"wait"`
-	Messages        uint64            `json:"messages"`         // that it has sent, or fetched
-	Seconds         float64           `json:"seconds"`          // from its first post to its last completion
+	Messages        uint64            `json:"messages"`         // that it has posted: of its own, or as answers
+	Seconds         float64           `json:"seconds"`          // from its first post to its last completion; 0 if it only answers
 	UserSeconds     float64           `json:"userCPUSeconds"`   // of the process
 	SystemSeconds   float64           `json:"systemCPUSeconds"` // of the process
 	CPUPerGiB       float64           `json:"cpuSecondsPerGiB"` // both, for a GiB of data of either direction

@@ -98,20 +98,48 @@ func (w Wish) checkTest() error {
 
 func said(flag *bool) bool { return flag != nil && *flag }
 
-// Differ says in which flag the server's wish is another than the client's, from the view of this end. What the server
-// has left out is as the client says.
-func (w Wish) Differ(other Wish, client bool) error {
-	mine, theirs := reflect.ValueOf(w), reflect.ValueOf(other)
-	for i := range mine.NumField() {
-		server, asked := mine.Field(i), theirs.Field(i)
-		if client {
-			server, asked = asked, server
-		}
-		if server.IsZero() || asked.IsValid() && text(server) == text(asked) {
+// Complete returns the wish of a client with the defaults of what it has left out.
+func (w Wish) Complete() Wish {
+	size, iterations, depth, moderation := defaultBandwidthSize, defaultBandwidthIterations, defaultDepth, defaultModeration
+	if w.Test == latency {
+		size, iterations, depth, moderation = defaultLatencySize, defaultLatencyIterations, latencyDepth, 1
+	}
+	if w.Operation == "atomic" {
+		size = atomicSize
+	}
+	w.QPs, w.Depth = orNew(w.QPs, 1), orNew(w.Depth, depth)
+	w.Moderation = orNew(w.Moderation, min(moderation, windows(*w.Depth)))
+	w.Inline, w.Both, w.Verify, w.Sweep = orNew(w.Inline, 0), orNew(w.Both, false), orNew(w.Verify, false), orNew(w.Sweep, false)
+	if !*w.Sweep {
+		w.Size = orNew(w.Size, size)
+	}
+	switch {
+	case w.Duration != nil || w.Iterations != nil:
+	case *w.Sweep:
+		w.Duration = new(sweepSeconds)
+	default:
+		w.Iterations = new(iterations)
+	}
+	return w
+}
+
+// windows is how many requests may have one completion together so that others are in flight while it is awaited.
+func windows(depth int) int { return max(1, depth/4) }
+
+// Differ says in which flag the server's wish is another than the client's, which is complete, from the view of one end.
+// What the server has left out is as the client says, and both have a say in the path MTU.
+func Differ(client, server Wish, atClient bool) error {
+	asked, wanted := reflect.ValueOf(client), reflect.ValueOf(server)
+	for i := range asked.NumField() {
+		flag := asked.Type().Field(i).Tag.Get("flag")
+		here, there := text(wanted.Field(i)), text(asked.Field(i))
+		if wanted.Field(i).IsZero() || here == there || flag == "-m" && client.PathMTU == nil {
 			continue
 		}
-		return misused("%s is %s here and %s at the other end", mine.Type().Field(i).Tag.Get("flag"),
-			text(mine.Field(i)), text(theirs.Field(i)))
+		if atClient {
+			here, there = there, here
+		}
+		return misused("%s is %s here and %s at the other end", flag, here, there)
 	}
 	return nil
 }
@@ -122,7 +150,7 @@ func text(v reflect.Value) string {
 	case v.Kind() != reflect.Pointer:
 		return v.String()
 	case v.IsNil():
-		return "left out"
+		return "not given"
 	}
 	return fmt.Sprint(v.Elem().Interface())
 }
@@ -155,37 +183,27 @@ const mostMemory = 2<<30 - 1
 // late by so many.
 const receivesPerSend = 4
 
-// Plan completes the wish of a client that has passed Check.
+// Plan makes a plan of a complete wish that has passed Check.
 func (w Wish) Plan() (*Plan, error) {
 	if !slices.Contains(Operations(), w.Operation) || !slices.Contains(Tests(), w.Test) {
 		return nil, misused("no test %q of operation %q: choose send, write, write-imm, read or atomic, and bw or lat", w.Test, w.Operation)
 	}
 	p := &Plan{
-		Operation: w.Operation, Test: w.Test, QPs: or(w.QPs, 1), Depth: or(w.Depth, defaultDepth),
-		PathMTUAsked: or(w.PathMTU, 0), Both: said(w.Both), Inline: or(w.Inline, 0), Verify: said(w.Verify),
+		Operation: w.Operation, Test: w.Test, QPs: *w.QPs, Depth: *w.Depth, Moderation: *w.Moderation, Both: *w.Both,
+		Inline: *w.Inline, Verify: *w.Verify,
 	}
-	size, iterations := defaultBandwidthSize, defaultBandwidthIterations
-	p.Moderation = or(w.Moderation, min(defaultModeration, max(1, p.Depth/4)))
-	if p.Test == latency {
-		size, iterations, p.Depth, p.Moderation = defaultLatencySize, defaultLatencyIterations, latencyDepth, 1
+	p.PathMTUAsked = *orNew(w.PathMTU, 0)
+	if w.Duration != nil {
+		p.Seconds = *w.Duration
+	} else {
+		p.Iterations = *w.Iterations
 	}
-	if p.Operation == "atomic" {
-		size = atomicSize
-	}
-	p.Sizes = []int{or(w.Size, size)}
-	if said(w.Sweep) {
-		p.Sizes = nil
+	if !*w.Sweep {
+		p.Sizes = []int{*w.Size}
+	} else {
 		for s := 2; s <= largestSweep; s *= 2 {
 			p.Sizes = append(p.Sizes, s)
 		}
-	}
-	switch {
-	case w.Duration != nil:
-		p.Seconds = *w.Duration
-	case w.Iterations == nil && said(w.Sweep):
-		p.Seconds = sweepSeconds
-	default:
-		p.Iterations = or(w.Iterations, iterations)
 	}
 	return p, p.fit()
 }
@@ -199,7 +217,7 @@ func (p *Plan) fit() error {
 	if p.Verify {
 		places := memoryToVerify / (int64(p.QPs) * int64(p.stride()))
 		p.Depth = int(max(1, min(int64(p.Depth), (places-1)/receivesPerSend)))
-		p.Moderation = min(p.Moderation, p.Depth)
+		p.Moderation = min(p.Moderation, windows(p.Depth))
 		p.slots = receivesPerSend*p.Depth + 1
 	}
 	if n := p.completions(); n > verbs.MaxCQE {
@@ -244,9 +262,10 @@ func (p *Plan) result(qp int, number uint64) int {
 	return p.half() + p.place(qp, int(number%uint64(max(1, p.slots-1))))
 }
 
-func or[T any](choice *T, standard T) T {
+// orNew is what a pointer chooses, or something else.
+func orNew[T any](choice *T, standard T) *T {
 	if choice != nil {
-		return *choice
+		return choice
 	}
-	return standard
+	return &standard
 }

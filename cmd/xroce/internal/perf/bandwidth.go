@@ -2,12 +2,18 @@ package perf
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
 // stream keeps the window of each queue pair full, if this end is active, and takes what the peer sends, if that is.
 func (r *run) stream() error {
+	var target uint64 // messages of all queue pairs
 	if r.active {
+		target = r.limits.messages
+		if target != math.MaxUint64 {
+			target *= uint64(len(r.pairs))
+		}
 		for _, p := range r.pairs {
 			p.last = r.limits.messages
 			if err := r.refill(p); err != nil {
@@ -17,18 +23,17 @@ func (r *run) stream() error {
 	}
 	said := false
 	for turns := 0; ; turns++ {
-		posted, completed, arrived := r.counts()
-		if !said && (r.active && completed == posted && r.full() || !r.active && r.heard.Load()) {
+		if !said && (r.active && r.completed == target || !r.active && r.heard.Load()) {
 			said = true
 			if r.active {
 				r.took = time.Since(r.start)
 			}
 			r.waiting.Store(r.awaits)
-			if err := r.line.say(news{wordSent, posted}, nil); err != nil {
+			if err := r.line.say(news{wordSent, r.posted}, nil); err != nil {
 				return err
 			}
 		}
-		if said && r.heard.Load() && (!r.awaits || arrived == r.total) {
+		if said && r.heard.Load() && (!r.awaits || r.arrived == r.total) {
 			return nil
 		}
 		if turns%pollsPerLook == 0 && r.ctx.Err() != nil {
@@ -37,29 +42,12 @@ func (r *run) stream() error {
 		if err := r.turn(); err != nil {
 			return err
 		}
-		if r.active && r.expired(time.Now()) {
+		r.moved.Store(r.completed + r.arrived)
+		if r.active && target > r.posted && r.expired() {
+			target = r.posted
 			for _, p := range r.pairs {
 				p.last = p.posted
 			}
 		}
 	}
-}
-
-// full says that no message is left to be posted.
-func (r *run) full() bool {
-	for _, p := range r.pairs {
-		if p.posted < p.last {
-			return false
-		}
-	}
-	return true
-}
-
-// counts returns the numbers of messages of all queue pairs.
-func (r *run) counts() (posted, completed, arrived uint64) {
-	for _, p := range r.pairs {
-		posted, completed, arrived = posted+p.posted, completed+p.completed, arrived+p.arrived
-	}
-	r.moved.Store(completed + arrived)
-	return posted, completed, arrived
 }

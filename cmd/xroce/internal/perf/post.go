@@ -28,6 +28,7 @@ func (s *station) prepare(p *pair) {
 // and nothing of earlier messages is left where new ones come. The other end must not send yet.
 func (s *station) begin(size int) {
 	s.size = size
+	s.posted, s.completed, s.arrived = 0, 0, 0
 	clear(s.memory[s.plan.half():])
 	for _, p := range s.pairs {
 		p.posted, p.completed, p.last, p.arrived = 0, 0, 0, 0
@@ -69,6 +70,7 @@ func (s *station) post(p *pair, count int) error {
 		return err
 	}
 	p.posted += uint64(count)
+	s.posted += uint64(count)
 	return nil
 }
 
@@ -96,12 +98,14 @@ func (s *station) take(wc *verbs.WC) error {
 	if wc.Opcode != verbs.WCRecv && wc.Opcode != verbs.WCRecvRDMAWithImm {
 		first := p.completed
 		p.completed = n + 1
+		s.completed += p.completed - first
 		return s.check.fetched(s, p, first, p.completed)
 	}
 	if err := s.check.received(s, p, wc, n); err != nil {
 		return err
 	}
 	p.arrived++
+	s.arrived++
 	p.again = append(p.again, p.receives[n])
 	return nil
 }

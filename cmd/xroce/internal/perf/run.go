@@ -192,7 +192,5 @@ func (r *run) takeAll(wcs []verbs.WC) error {
 	return nil
 }
 
-// expired says whether the time is over.
-func (r *run) expired(now time.Time) bool {
-	return r.limits.within > 0 && now.Sub(r.start) >= r.limits.within
-}
+// expired says whether the time is over, if that is what ends the run.
+func (r *run) expired() bool { return r.limits.within > 0 && time.Since(r.start) >= r.limits.within }

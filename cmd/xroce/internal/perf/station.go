@@ -28,6 +28,8 @@ type station struct {
 
 	check checker
 	size  int // bytes of a message now
+
+	posted, completed, arrived uint64 // messages of all queue pairs in this run
 }
 
 // pair is a queue pair and what goes over it in a run.

@@ -23,7 +23,7 @@ func (r *run) stream() error {
 	}
 	said := false
 	for turns := 0; ; turns++ {
-		if !said && (r.active && r.completed == target || !r.active && r.heard.Load()) {
+		if !said && (r.active && r.completed == target || !r.active && r.known) {
 			said = true
 			if r.active {
 				r.took = time.Since(r.start)
@@ -33,7 +33,7 @@ func (r *run) stream() error {
 				return err
 			}
 		}
-		if said && r.heard.Load() && (!r.awaits || r.arrived == r.total) {
+		if said && r.known && (!r.awaits || r.arrived == r.total) {
 			return nil
 		}
 		if turns%pollsPerLook == 0 && r.ctx.Err() != nil {

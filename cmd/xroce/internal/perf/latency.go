@@ -108,7 +108,7 @@ func (r *run) arrival(p *pair, n uint64) (bool, error) {
 		return r.written(p, n)
 	}
 	for p.arrived <= n {
-		if r.heard.Load() && r.total <= n {
+		if r.known && r.total <= n {
 			return false, nil
 		}
 		if err := r.turn(); err != nil {
@@ -134,7 +134,7 @@ func (r *run) written(p *pair, n uint64) (bool, error) {
 			if r.ctx.Err() != nil {
 				return false, context.Cause(r.ctx)
 			}
-			if r.heard.Load() && r.total <= n {
+			if r.known = r.heard.Load(); r.known && r.total <= n {
 				return false, nil
 			}
 		}

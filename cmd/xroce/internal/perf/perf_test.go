@@ -346,3 +346,62 @@ func TestTable(t *testing.T) {
 		require.Regexp(t, ` 9\n`, text)
 	}
 }
+
+// asleep is a waiter for which nothing ever completes.
+type asleep struct{ waiter }
+
+func (asleep) wait(ctx context.Context) ([]verbs.WC, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// TestWordBeforeSleep: the peer's word comes after the loop has looked for it and before it sleeps. It wakes the loop
+// once, and after that only completions and the end of the run do.
+func TestWordBeforeSleep(t *testing.T) {
+	r := &run{station: &station{waiter: asleep{}}}
+	r.ctx, r.cancel = context.WithCancelCause(t.Context())
+	wake, wakeUp := context.WithCancel(r.ctx)
+	r.wake = wake
+	r.total = 5
+	r.heard.Store(true)
+	wakeUp()
+	ended := make(chan error)
+	go func() { ended <- r.turn() }()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "the loop sleeps")
+	}
+	require.True(t, r.known)
+	go func() { ended <- r.turn() }()
+	select {
+	case <-ended:
+		require.Fail(t, "the loop was woken twice")
+	case <-time.After(50 * time.Millisecond):
+	}
+	r.cancel(errStalled)
+	require.ErrorIs(t, <-ended, errStalled)
+}
+
+// TestBegin: what an earlier run has left is not taken for messages of the next one.
+func TestBegin(t *testing.T) {
+	l := newLab(t)
+	for _, operation := range Operations() {
+		plan, err := wish(operation, bandwidth).Complete().Plan()
+		require.NoError(t, err)
+		s, err := openStation(plan, l.devices[0], WaitPoll)
+		require.NoError(t, err)
+		for i := range s.memory {
+			s.memory[i] = 0xff
+		}
+		s.pairs[0].posted, s.pairs[0].completed, s.pairs[0].arrived = 1, 2, 3
+		s.begin(8)
+		require.Equal(t, make([]byte, plan.half()), s.memory[plan.half():], operation)
+		require.Zero(t, s.pairs[0].posted+s.pairs[0].completed+s.pairs[0].arrived)
+		if operation == "atomic" {
+			require.Equal(t, make([]byte, plan.half()), s.memory[:plan.half()])
+		}
+		require.NoError(t, s.close())
+	}
+}

@@ -46,7 +46,8 @@ type run struct {
 	cancel context.CancelCauseFunc
 	wake   context.Context // ends when the peer has said that all its messages are there, too
 	heard  atomic.Bool     // it has
-	total  uint64          // how many those are, if heard
+	known  bool            // the loop has seen that: it must not sleep on ctx before it has
+	total  uint64          // how many those are, if known
 	over   chan error      // gets nil when the peer has said that it is done
 
 	moved   atomic.Uint64 // completions so far
@@ -153,24 +154,23 @@ func (r *run) finish() error {
 	return err
 }
 
-// turn waits for completions and does what they call for. It may return without one when the peer has said a word.
+// turn waits for completions and does what they call for. It returns without one when the peer has said its word.
 func (r *run) turn() error {
 	ctx := r.wake
-	heard := r.heard.Load()
-	if heard {
+	if r.known {
 		ctx = r.ctx
 	}
 	wcs, err := r.waiter.wait(ctx)
-	if err != nil {
-		if !heard && r.heard.Load() && r.ctx.Err() == nil {
-			return nil
-		}
-		if r.ctx.Err() != nil {
-			err = context.Cause(r.ctx)
-		}
-		return err
+	switch {
+	case err == nil:
+		err = r.takeAll(wcs)
+	case r.ctx.Err() != nil:
+		return context.Cause(r.ctx)
+	case !r.known && r.heard.Load():
+		err = nil
 	}
-	return r.takeAll(wcs)
+	r.known = r.heard.Load()
+	return err
 }
 
 // takeAll does what completions call for: what was used is posted again, what has room is posted.

@@ -405,3 +405,21 @@ func TestBegin(t *testing.T) {
 		require.NoError(t, s.close())
 	}
 }
+
+// TestMeters: what one run has used, without what was used before it.
+func TestMeters(t *testing.T) {
+	counted := func(sent, received, resent, dropped uint64) verbs.Counters {
+		return verbs.Counters{TransportCounters: verbs.TransportCounters{
+			Sent: verbs.Counts{"a": sent, "b": 1}, Received: verbs.Counts{"a": received},
+			Counts: verbs.Counts{retransmitted: resent}, Drops: verbs.Counts{"icrc": dropped, "old": 5},
+		}}
+	}
+	before := reading{user: time.Second, system: 2 * time.Second, counters: counted(10, 20, 30, 40)}
+	after := reading{user: 4 * time.Second, system: 7 * time.Second, counters: counted(11, 22, 33, 44)}
+	require.Equal(t, Side{
+		UserSeconds: 3, SystemSeconds: 5, PacketsSent: 1, PacketsReceived: 2, Retransmissions: 3, Drops: map[string]uint64{"icrc": 4},
+	}, after.since(&before))
+	user, system, err := processTimes()
+	require.NoError(t, err)
+	require.Positive(t, user+system)
+}

@@ -90,8 +90,8 @@ func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host s
 	return connection, err
 }
 
-// listen waits on IPv6 and IPv4, in the namespace. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has
-// never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
+// listen waits on IPv6 and IPv4, in the namespace. Left to itself Go listens on IPv4 only where it cannot bind to ::1,
+// as where lo has never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
 func (n netnsFlag) listen(ctx context.Context, port uint16) (listener net.Listener, err error) {
 	both := net.ListenConfig{Control: bothFamilies}
 	err = n.do(func() (err error) {

@@ -110,8 +110,8 @@ func (r *rdma) useAddress(address netip.Addr) error {
 	return nil
 }
 
-// addressLike returns the address of the device that fits a connection to the peer with the local address: that address,
-// or the device's first of the same family that is not link-local.
+// addressLike returns the address of the device that fits a connection to the peer with the local address: that
+// address, or the device's first of the same family that is not link-local.
 func addressLike(device *verbs.Device, local netip.Addr) (netip.Addr, error) {
 	gids, err := device.QueryGIDTable()
 	if err != nil {
@@ -125,8 +125,8 @@ func addressLike(device *verbs.Device, local netip.Addr) (netip.Addr, error) {
 		})
 	}
 	if index < 0 {
-		return local, usage("%s has no address of the family of %v, the local end of the TCP connection: choose a GID by its index",
-			device.Name(), local)
+		return local, usage("%s has no address of the family of %v, the local end of the TCP connection: "+
+			"choose a GID by its index", device.Name(), local)
 	}
 	return gids[index].Addr(), nil
 }

@@ -118,8 +118,8 @@ func (r *run) arrival(p *pair, n uint64) (bool, error) {
 	return true, nil
 }
 
-// written waits until message n is in memory, which nothing but its last byte tells. Polling the completion queue drives
-// the engine meanwhile.
+// written waits until message n is in memory, which nothing but its last byte tells. Polling the completion queue
+// drives the engine meanwhile.
 func (r *run) written(p *pair, n uint64) (bool, error) {
 	at := r.plan.sink(p.index, n)
 	for polls := 1; ; polls++ {

@@ -16,7 +16,7 @@ import (
 type Side struct {
 	Wait            Wait              `json:"wait"`
 	Messages        uint64            `json:"messages"`         // that it has posted: of its own, or as answers
-	Seconds         float64           `json:"seconds"`          // from its first post to its last completion; 0 if it only answers
+	Seconds         float64           `json:"seconds"`          // first post to last completion; 0 if it only answers
 	UserSeconds     float64           `json:"userCPUSeconds"`   // of the process
 	SystemSeconds   float64           `json:"systemCPUSeconds"` // of the process
 	CPUPerGiB       float64           `json:"cpuSecondsPerGiB"` // both, for a GiB of data of either direction
@@ -94,8 +94,9 @@ func readSoftirq(file string) map[int]float64 {
 func (r *reading) since(before *reading) Side {
 	s := Side{
 		UserSeconds: (r.user - before.user).Seconds(), SystemSeconds: (r.system - before.system).Seconds(),
-		Softirq:     softirqSince(before.softirq, r.softirq),
-		PacketsSent: sum(r.counters.Sent) - sum(before.counters.Sent), PacketsReceived: sum(r.counters.Received) - sum(before.counters.Received),
+		Softirq:         softirqSince(before.softirq, r.softirq),
+		PacketsSent:     sum(r.counters.Sent) - sum(before.counters.Sent),
+		PacketsReceived: sum(r.counters.Received) - sum(before.counters.Received),
 		Retransmissions: r.counters.Counts[retransmitted] - before.counters.Counts[retransmitted],
 		Drops:           make(map[string]uint64),
 	}

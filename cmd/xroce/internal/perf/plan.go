@@ -101,16 +101,19 @@ func said(flag *bool) bool { return flag != nil && *flag }
 
 // Complete returns the wish of a client with the defaults of what it has left out.
 func (w Wish) Complete() Wish {
-	size, iterations, depth, moderation := defaultBandwidthSize, defaultBandwidthIterations, defaultDepth, defaultModeration
+	size, iterations := defaultBandwidthSize, defaultBandwidthIterations
+	depth, moderation := defaultDepth, defaultModeration
 	if w.Test == latency {
-		size, iterations, depth, moderation = defaultLatencySize, defaultLatencyIterations, latencyDepth, 1
+		size, iterations = defaultLatencySize, defaultLatencyIterations
+		depth, moderation = latencyDepth, 1
 	}
 	if w.Operation == "atomic" {
 		size = atomicSize
 	}
 	w.QPs, w.Depth = orNew(w.QPs, 1), orNew(w.Depth, depth)
 	w.Moderation = orNew(w.Moderation, min(moderation, windows(*w.Depth)))
-	w.Inline, w.Both, w.Verify, w.Sweep = orNew(w.Inline, 0), orNew(w.Both, false), orNew(w.Verify, false), orNew(w.Sweep, false)
+	w.Inline, w.Both = orNew(w.Inline, 0), orNew(w.Both, false)
+	w.Verify, w.Sweep = orNew(w.Verify, false), orNew(w.Sweep, false)
 	if !*w.Sweep {
 		w.Size = orNew(w.Size, size)
 	}
@@ -127,8 +130,8 @@ func (w Wish) Complete() Wish {
 // windows is how many requests may have one completion together so that others are in flight while it is awaited.
 func windows(depth int) int { return max(1, depth/4) }
 
-// Differ says in which flag the server's wish is another than the client's, which is complete, from the view of one end.
-// What the server has left out is as the client says, and both have a say in the path MTU.
+// Differ says in which flag the server's wish is another than the client's, which is complete, from the view of one
+// end. What the server has left out is as the client says, and both have a say in the path MTU.
 func Differ(client, server Wish, atClient bool) error {
 	asked, wanted := reflect.ValueOf(client), reflect.ValueOf(server)
 	for i := range asked.NumField() {
@@ -180,14 +183,15 @@ const memoryToVerify = 256 << 20
 // mostMemory is how much one end registers, in bytes.
 const mostMemory = 2<<30 - 1
 
-// receivesPerSend are the receives that are posted for each request that the peer may have in flight: their owner may be
-// late by so many.
+// receivesPerSend are the receives that are posted for each request that the peer may have in flight: their owner may
+// be late by so many.
 const receivesPerSend = 4
 
 // Plan makes a plan of a complete wish that has passed Check.
 func (w Wish) Plan() (*Plan, error) {
 	if !slices.Contains(Operations(), w.Operation) || !slices.Contains(Tests(), w.Test) {
-		return nil, misused("no test %q of operation %q: choose send, write, write-imm, read or atomic, and bw or lat", w.Test, w.Operation)
+		return nil, misused("no test %q of operation %q: choose send, write, write-imm, read or atomic, and bw or lat",
+			w.Test, w.Operation)
 	}
 	p := &Plan{
 		Operation: w.Operation, Test: w.Test, QPs: *w.QPs, Depth: *w.Depth, Moderation: *w.Moderation, Both: *w.Both,

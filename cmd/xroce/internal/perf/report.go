@@ -3,7 +3,9 @@ package perf
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -123,7 +125,8 @@ func (t *Table) Begin(r *Result) {
 		copied = "zero copy"
 	}
 	fmt.Fprintf(t.Out, "%s %s, %s at %v, other end at %v\n", p.Operation, test, r.Role, r.LocalAddress, r.RemoteAddress)
-	fmt.Fprintf(t.Out, "%s (%s), XDP %s, %s, path MTU %d, %s\n", r.Device, r.Driver, r.XDPMode, copied, r.PathMTU, p.text())
+	fmt.Fprintf(t.Out, "%s (%s), XDP %s, %s, path MTU %d, %s\n",
+		r.Device, r.Driver, r.XDPMode, copied, r.PathMTU, p.text())
 	const heads = "%10s %12s"
 	if p.Test == latency {
 		fmt.Fprintf(t.Out, heads+" %9s %9s %9s %9s %9s", "bytes", "round trips", "min us", "p50", "p99", "p99.9", "max")
@@ -138,7 +141,10 @@ func (t *Table) Begin(r *Result) {
 }
 
 func (p *Plan) text() string {
-	text := []string{fmt.Sprintf("%d queue pairs", p.QPs), fmt.Sprintf("%d requests in flight each, %d with one completion", p.Depth, p.Moderation)}
+	text := []string{
+		fmt.Sprintf("%d queue pairs", p.QPs),
+		fmt.Sprintf("%d requests in flight each, %d with one completion", p.Depth, p.Moderation),
+	}
 	if p.QPs == 1 {
 		text[0] = "1 queue pair"
 	}
@@ -206,11 +212,14 @@ func (t *Table) End(r *Result) {
 		}
 	}
 	last := r.Runs[len(r.Runs)-1]
-	fmt.Fprintf(t.Out, "here (wait %s): %s\nthere (wait %s): %s\n", last.Local.Wait, here.cpu(), last.Remote.Wait, there.cpu())
-	fmt.Fprintln(t.Out, "softirq is the whole machine's (/proc/stat, in ticks), whoever caused it; where the kernel accounts by ticks,\n"+
-		"a part of it is in the figures of the process, too")
-	for reason, n := range drops {
-		fmt.Fprintf(t.Out, "dropped: %d %s\n", n, reason)
+	fmt.Fprintf(t.Out, "here (wait %s): %s\n", last.Local.Wait, here.cpu())
+	fmt.Fprintf(t.Out, "there (wait %s): %s\n", last.Remote.Wait, there.cpu())
+	if here.Softirq != nil || there.Softirq != nil {
+		fmt.Fprintln(t.Out, "softirq is the whole machine's (/proc/stat, in ticks of 10 ms), whoever caused it; "+
+			"where the kernel accounts\nby ticks, a part of it is in the figures of the process, too")
+	}
+	for _, reason := range slices.Sorted(maps.Keys(drops)) {
+		fmt.Fprintf(t.Out, "dropped: %d %s\n", drops[reason], reason)
 	}
 }
 

@@ -164,8 +164,9 @@ func (s *session) once(size int, lim limits, tell func(float64)) (*run, sides, e
 	if err != nil {
 		return nil, both, err
 	}
-	arrives := s.Plan.operation().arrives
-	r := startRun(s.line, s.station, lim, s.Client || s.Plan.Both, arrives && (!s.Client || s.Plan.Both || s.Plan.Test == latency), tell)
+	active := s.Client || s.Plan.Both
+	awaits := s.Plan.operation().arrives && (!s.Client || s.Plan.Both || s.Plan.Test == latency)
+	r := startRun(s.line, s.station, lim, active, awaits, tell)
 	if err := r.finish(); err != nil {
 		return nil, both, err
 	}

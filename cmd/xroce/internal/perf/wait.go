@@ -19,8 +19,8 @@ const (
 	WaitThread Wait = "thread" // select on a completion channel, while the background of the engine drives
 )
 
-// stallLimit is how long nothing may complete where something should. The transport gives up by itself long before when a peer does
-// not answer, but it does not know that a message should come.
+// stallLimit is how long nothing may complete where something should. The transport gives up by itself long before when
+// a peer does not answer, but it does not know that a message should come.
 const stallLimit = 20 * time.Second
 
 var errStalled = fmt.Errorf("nothing has completed for %v", stallLimit)
@@ -35,8 +35,8 @@ type waiter interface {
 	close() error
 }
 
-// pollsPerLook is how many empty polls pass between two looks at whether to go on. A poll sleeps for a millisecond where
-// the machine is full.
+// pollsPerLook is how many empty polls pass between two looks at whether to go on. A poll sleeps for a millisecond
+// where the machine is full.
 const pollsPerLook = 64
 
 // taken is room for completions.

@@ -43,7 +43,7 @@ func (r *run) stream() error {
 			return err
 		}
 		r.moved.Store(r.completed + r.arrived)
-		if r.active && target > r.posted && r.expired() {
+		if r.active && target > r.posted && r.limits.within > 0 && r.expired(time.Now()) {
 			target = r.posted
 			for _, p := range r.pairs {
 				p.last = p.posted

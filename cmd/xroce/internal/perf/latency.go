@@ -11,7 +11,7 @@ import (
 func (r *run) ping() error {
 	r.histogram = hdrhistogram.New(1, int64(longestTrip), 3)
 	p := r.pairs[0]
-	for before, n := r.start, uint64(0); n < r.limits.messages && !r.expired(); n++ {
+	for before, n := r.start, uint64(0); n < r.limits.messages && !r.expired(before); n++ {
 		if err := r.trip(p, n); err != nil {
 			return err
 		}

@@ -297,7 +297,7 @@ func TestRates(t *testing.T) {
 	require.EqualValues(t, 40, run.Messages)
 	require.InDelta(t, 15, run.MessagesPerSecond, 1e-9)
 	p = &Plan{Operation: "send", Test: latency}
-	require.InDelta(t, 3*1024/20.0, newRun(p, true, 1<<20, nil, both).Local.CPUPerGiB, 1e-9, "there and back")
+	require.InDelta(t, 3*1024/20.0, newRun(p, true, 1<<20, &Latency{}, both).Local.CPUPerGiB, 1e-9, "there and back")
 }
 
 func TestSoftirq(t *testing.T) {

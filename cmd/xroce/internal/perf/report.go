@@ -69,8 +69,8 @@ func (s *session) newResult() *Result {
 }
 
 // newRun makes a result of what both ends, this one first, have measured.
-func newRun(p *Plan, client bool, size int, trips *hdrhistogram.Histogram, both sides) *Run {
-	r := &Run{Bytes: size, Local: both[0], Remote: both[1]}
+func newRun(p *Plan, client bool, size int, latency *Latency, both sides) *Run {
+	r := &Run{Bytes: size, Latency: latency, Local: both[0], Remote: both[1]}
 	for i := range both {
 		if measures := (i == 0) == client || p.Both; measures && both[i].Seconds > 0 {
 			r.Messages += both[i].Messages
@@ -80,16 +80,13 @@ func newRun(p *Plan, client bool, size int, trips *hdrhistogram.Histogram, both 
 	r.MiBPerSecond = r.MessagesPerSecond * float64(size) / (1 << 20)
 	r.GbitPerSecond = r.MessagesPerSecond * float64(size) * 8 / 1e9
 	moved := float64(r.Messages) * float64(size) / (1 << 30)
-	if p.Test == latency && !p.operation().fetches {
+	if latency != nil && !p.operation().fetches {
 		moved *= 2 // there and back
 	}
 	for _, s := range []*Side{&r.Local, &r.Remote} {
 		if moved > 0 {
 			s.CPUPerGiB = (s.UserSeconds + s.SystemSeconds) / moved
 		}
-	}
-	if trips != nil {
-		r.Latency = newLatency(trips, p.operation().fetches)
 	}
 	return r
 }

@@ -138,7 +138,7 @@ func (r *run) finish() error {
 	r.waiting.Store(false)
 	if err == nil {
 		err = r.line.say(news{Word: wordDone}, nil)
-	} else if !errors.Is(err, ErrOtherEndGone) && r.ctx.Err() == nil {
+	} else if r.ctx.Err() == nil || errors.Is(err, errStalled) {
 		err = errors.Join(err, r.line.say(news{}, err))
 	}
 	if err != nil {
@@ -193,4 +193,6 @@ func (r *run) takeAll(wcs []verbs.WC) error {
 }
 
 // expired says whether the time is over, if that is what ends the run.
-func (r *run) expired() bool { return r.limits.within > 0 && time.Since(r.start) >= r.limits.within }
+func (r *run) expired(now time.Time) bool {
+	return r.limits.within > 0 && now.Sub(r.start) >= r.limits.within
+}

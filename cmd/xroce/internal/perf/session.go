@@ -1,14 +1,13 @@
 package perf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/xroce/xroce/verbs"
 )
@@ -127,14 +126,10 @@ func (s *session) connect(failure error) error {
 // measure makes the run of one size, and another one before it that does not count.
 func (s *session) measure(size int) (*Run, error) {
 	what := fmt.Sprintf("%s %s, %d bytes", s.Plan.Operation, s.Plan.Test, size)
-	if _, _, err := s.once(size, s.Plan.warmUp(), func(float64) {}); err != nil {
+	if _, err := s.once(size, s.Plan.warmUp(), func(float64) {}); err != nil {
 		return nil, err
 	}
-	r, sides, err := s.once(size, s.Plan.measured(), func(done float64) { s.Progress(what, min(done, 1)) })
-	if err != nil {
-		return nil, err
-	}
-	return newRun(s.Plan, s.Client, size, r.histogram, sides), nil
+	return s.once(size, s.Plan.measured(), func(done float64) { s.Progress(what, min(done, 1)) })
 }
 
 // sides are both ends, this one first.
@@ -142,41 +137,42 @@ type sides [2]Side
 
 // outcome is what one end tells the other after a run.
 type outcome struct {
-	Counts []uint64               `json:"counts"` // messages of each queue pair
-	Side   Side                   `json:"side"`
-	Trips  *hdrhistogram.Snapshot `json:"trips"` // of a client that has measured latency, in nanoseconds
+	Counts  []uint64 `json:"counts"` // messages of each queue pair
+	Side    Side     `json:"side"`
+	Latency *Latency `json:"latency"` // of a client that has measured it
 }
 
 // once makes one run, and checks what has come.
-func (s *session) once(size int, lim limits, tell func(float64)) (*run, sides, error) {
-	var both sides
+func (s *session) once(size int, lim limits, tell func(float64)) (*Run, error) {
 	s.station.begin(size)
-	if err := s.line.within(patience); err != nil {
-		return nil, both, err
-	}
-	if _, err := exchange(s.line, wordDone, s.failure); err != nil {
-		return nil, both, err
-	}
-	if err := s.line.within(0); err != nil {
-		return nil, both, err
-	}
+	// The other end may send as soon as it knows that this one is ready.
 	before, err := readMeters(s.Device)
 	if err != nil {
-		return nil, both, err
+		return nil, err
+	}
+	if err := s.line.within(patience); err != nil {
+		return nil, err
+	}
+	if _, err := exchange(s.line, wordDone, s.failure); err != nil {
+		return nil, err
+	}
+	if err := s.line.within(0); err != nil {
+		return nil, err
 	}
 	active := s.Client || s.Plan.Both
 	awaits := s.Plan.operation().arrives && (!s.Client || s.Plan.Both || s.Plan.Test == latency)
 	r := startRun(s.line, s.station, lim, active, awaits, tell)
 	if err := r.finish(); err != nil {
-		return nil, both, err
+		return nil, err
 	}
 	after, err := readMeters(s.Device)
 	if err == nil {
 		err = s.line.within(patience)
 	}
 	if err != nil {
-		return nil, both, err
+		return nil, err
 	}
+	var both sides
 	both[0] = after.since(&before)
 	both[0].Wait, both[0].Seconds = s.wait, r.took.Seconds()
 	local := outcome{Counts: make([]uint64, len(s.station.pairs))}
@@ -186,16 +182,13 @@ func (s *session) once(size int, lim limits, tell func(float64)) (*run, sides, e
 	}
 	local.Side = both[0]
 	if r.histogram != nil {
-		local.Trips = r.histogram.Export()
+		local.Latency = newLatency(r.histogram, s.Plan.operation().fetches)
 	}
 	remote, err := exchange(s.line, local, nil)
 	if err != nil {
-		return nil, both, err
-	}
-	if r.histogram == nil && remote.Trips != nil {
-		r.histogram = hdrhistogram.Import(remote.Trips)
+		return nil, err
 	}
 	both[1] = remote.Side
 	s.failure = s.station.check.end(s.station, remote.Counts)
-	return r, both, nil
+	return newRun(s.Plan, s.Client, size, cmp.Or(local.Latency, remote.Latency), both), nil
 }

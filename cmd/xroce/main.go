@@ -24,6 +24,7 @@ type commandLine struct {
 	Devices  devicesCommand  `cmd:"" help:"List the network devices: which can serve, and how."`
 	Features featuresCommand `cmd:"" help:"List what this machine's kernel has of what is needed."`
 	Pingpong pingpongCommand `cmd:"" help:"Measure the round trip between two machines, like ibv_rc_pingpong."`
+	Perf     perfCommand     `cmd:"" help:"Measure bandwidth and latency between two machines, like perftest."`
 	Stat     statCommand     `cmd:"" help:"Show what the processes of this machine that serve devices do."`
 	Capture  captureCommand  `cmd:"" help:"Write the packets of processes that serve devices for Wireshark, drops and resends marked."`
 	Version  versionCommand  `cmd:"" help:"Print the version."`

@@ -153,6 +153,22 @@ func TestFlagErrors(t *testing.T) {
 		{"pingpong -p 0 10.9.0.2", "-p/--port 0: name the port at which 10.9.0.2 waits"},
 		{"pingpong --mode=", "--mode"},
 		{"pingpong --netns absent", "/run/netns/absent: no such file"},
+		{"perf frob", `no operation is called "frob": choose send, write, write-imm, read or atomic`},
+		{"perf write frob", `no test is called "frob": choose bw or lat`},
+		{"perf 10.9.0.2", `no operation is called "10.9.0.2"`},
+		{"perf write bw 10.9.0.2 -s 0", "-s/--size 0 is not in 1..1073741824"},
+		{"perf write bw 10.9.0.2 -n 5 -D 1", "-n/--iters and -D/--duration exclude each other"},
+		{"perf write bw 10.9.0.2 --cq-mod 9 -t 8", "--cq-mod 9 is above -t/--tx-depth 8"},
+		{"perf write lat 10.9.0.2 -b", "-b/--bidirectional: a latency test goes one way at a time"},
+		{"perf read bw 10.9.0.2 --inline 8", "--inline 8: read carries no data in its request"},
+		{"perf -q 0", "-q/--qp 0 is not in 1..16384"},
+		{"perf -D never", "never"},
+		{"perf -m 1000", "path MTU 1000 does not exist"},
+		{"perf --wait=asleep", `"asleep"`},
+		{"perf --gid-index=-2", "-x/--gid-index -2 is not in -1..65536"},
+		{"perf write bw fe80::1", "fe80::1 is a link-local address"},
+		{"perf write bw 10.9.0.2 -p 0", "-p/--port 0: name the port at which 10.9.0.2 waits"},
+		{"perf --netns absent", "/run/netns/absent: no such file"},
 		{"stat --netns absent", "/run/netns/absent: no such file"},
 		{"capture -w x --netns /dev/null", "/dev/null is no network namespace"},
 		{"stat -n -1", "--count"},
@@ -219,4 +235,13 @@ func TestProgress(t *testing.T) {
 	p.update(1, 2)
 	p.end()
 	require.Equal(t, "\r\x1b[Ktwo ...\r\x1b[Ktwo ...  50 %\r\x1b[K", out.String())
+	out.Reset()
+	p.show("three", 0.25)
+	p.end()
+	require.Equal(t, "\r\x1b[Kthree ...  25 %\r\x1b[K", out.String())
+	out.Reset()
+	p.terminal = false
+	p.show("four", 0.25)
+	p.end()
+	require.Empty(t, out.String())
 }

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/xroce/xroce/internal/netns"
 )
@@ -86,4 +88,35 @@ func (n netnsFlag) dial(ctx context.Context, dialer *net.Dialer, network, host s
 		return errors.Join(failures...)
 	})
 	return connection, err
+}
+
+// listen waits on IPv6 and IPv4, in the namespace. Left to itself Go listens on IPv4 only where it cannot bind to ::1,
+// as where lo has never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
+func (n netnsFlag) listen(ctx context.Context, port uint16) (listener net.Listener, err error) {
+	both := net.ListenConfig{Control: bothFamilies}
+	err = n.do(func() (err error) {
+		if listener, err = both.Listen(ctx, "tcp6", fmt.Sprint("[::]:", port)); noIPv6(err) {
+			listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprint(":", port))
+		}
+		return err
+	})
+	return listener, err
+}
+
+// noIPv6 says whether an error comes from a kernel or a namespace without IPv6.
+func noIPv6(err error) bool {
+	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)
+}
+
+// reach connects to where another end of a command waits.
+func (n netnsFlag) reach(ctx context.Context, host string, port uint16, command string) (net.Conn, error) {
+	at := net.JoinHostPort(host, fmt.Sprint(port))
+	connection, err := n.dial(ctx, &net.Dialer{Timeout: 10 * time.Second}, "tcp", host, port)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("no %s waits at %s: %w", command, at, err)
+	case err != nil:
+		return nil, fmt.Errorf("cannot reach %s: %w", at, err)
+	}
+	return connection, nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"syscall"
 	"time"
 
 	"github.com/xroce/xroce/internal/jsonline"
@@ -83,13 +82,9 @@ func (c *pingpongCommand) Run(app *application) (err error) {
 	if c.Host == "" {
 		return c.serve(app, r)
 	}
-	at := net.JoinHostPort(c.Host, fmt.Sprint(c.Port))
-	connection, err := c.dial(app.ctx, &net.Dialer{Timeout: 10 * time.Second}, "tcp", c.Host, c.Port)
+	connection, err := c.reach(app.ctx, c.Host, c.Port, "pingpong")
 	if err != nil {
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			return fmt.Errorf("no pingpong waits at %s: %w", at, err)
-		}
-		return fmt.Errorf("cannot reach %s: %w", at, err)
+		return err
 	}
 	return c.play(app, r, connection)
 }
@@ -126,7 +121,7 @@ func (c *pingpongCommand) check() error {
 
 // serve waits for the other end. Strangers that connect are turned away.
 func (c *pingpongCommand) serve(app *application, r *rdma) error {
-	listener, err := c.listen(app.ctx)
+	listener, err := c.listen(app.ctx, c.Port)
 	if err != nil {
 		return usage("wait for the other end: %w", err)
 	}
@@ -143,24 +138,6 @@ func (c *pingpongCommand) serve(app *application, r *rdma) error {
 		}
 		fmt.Fprintln(app.stderr, oneLine(err))
 	}
-}
-
-// listen waits on IPv6 and IPv4. Left to itself Go listens on IPv4 only where it cannot bind to ::1, as where lo has
-// never been up (net/ipsock_posix.go, ipStackCapabilities.probe).
-func (c *pingpongCommand) listen(ctx context.Context) (listener net.Listener, err error) {
-	both := net.ListenConfig{Control: bothFamilies}
-	err = c.do(func() (err error) {
-		if listener, err = both.Listen(ctx, "tcp6", fmt.Sprint("[::]:", c.Port)); noIPv6(err) {
-			listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprint(":", c.Port))
-		}
-		return err
-	})
-	return listener, err
-}
-
-// noIPv6 says whether an error comes from a kernel or a namespace without IPv6.
-func noIPv6(err error) bool {
-	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
 // play agrees with the other end, connects the queue pairs, has the messages go and prints the result. It closes the
@@ -241,11 +218,7 @@ func limit(ctx context.Context, connection net.Conn, d time.Duration) error {
 
 // connect agrees with the other end on the terms, connects the queue pairs and posts the receives.
 func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.Conn) (local, remote verbs.Endpoint, err error) {
-	if c.GID >= 0 {
-		err = r.useIndex(c.GID)
-	} else {
-		err = r.useAddressLike(connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr())
-	}
+	r.options.Address, err = chooseAddress(r.device, c.GID, connection)
 	if c.MTU == 0 {
 		peer := connection.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 		r.options.PathMTU, r.options.Peer = 0, peer
@@ -264,7 +237,7 @@ func (c *pingpongCommand) connect(ctx context.Context, r *rdma, connection net.C
 		return local, remote, err
 	}
 	terms := c.terms(local)
-	others, err := terms.exchange(connection, c.Host != "")
+	others, err := exchangeTerms(connection, terms, c.Host != "")
 	if err != nil {
 		return local, remote, err
 	}

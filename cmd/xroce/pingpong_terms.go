@@ -1,14 +1,6 @@
 package main
 
-import (
-	"bytes"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-
-	"github.com/xroce/xroce/verbs"
-)
+import "github.com/xroce/xroce/verbs"
 
 // pingpongTerms is what the two ends tell each other first. Both compare, and come to the same result.
 type pingpongTerms struct {
@@ -54,31 +46,4 @@ func (t *pingpongTerms) differ(other *pingpongTerms) error {
 	return nil
 }
 
-// errStranger: what is at the other end of the TCP connection is not this program.
-var errStranger = errors.New("not an xroce pingpong")
-
-// exchange sends the terms over the connection and returns those of the other end, the server if that is what is asked.
-func (t *pingpongTerms) exchange(connection net.Conn, server bool) (*pingpongTerms, error) {
-	var came bytes.Buffer
-	channel := struct {
-		io.Reader
-		io.Writer
-	}{io.TeeReader(connection, &came), connection}
-	other, err := verbs.Exchange(channel, *t)
-	if err == nil && other.Program == pingpongProgram {
-		return &other, nil
-	}
-	role := "client"
-	if server {
-		role = "server"
-	}
-	const most = 60 // bytes that tell what it is
-	what := "it sent nothing"
-	if came.Len() > 0 {
-		what = fmt.Sprintf("it sent %.*q", most, came.Bytes())
-	}
-	if err != nil {
-		what += fmt.Sprintf(" (%v)", err)
-	}
-	return nil, fmt.Errorf("%v: %w %s: %s", connection.RemoteAddr(), errStranger, role, what)
-}
+func (t *pingpongTerms) program() string { return t.Program }

@@ -54,3 +54,10 @@ func (p *progress) end() {
 		p.shown = false
 	}
 }
+
+// show tells how far something is, 0 to 1, on a terminal only.
+func (p *progress) show(what string, done float64) {
+	if p.terminal {
+		p.rewrite(fmt.Sprintf("%s ... %3.0f %%", what, done*100))
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -36,15 +37,15 @@ func openRDMA(
 }
 
 func (r *rdma) open(ctx context.Context, name, namespace string, mode verbs.XDPMode, capacity int) (err error) {
-	options := verbs.Options{NetNS: namespace, Mode: mode}
-	if r.options.PathMTU == verbs.MTU4096 {
-		options.MultiBuffer = verbs.MultiBufferOn
-	}
-	if r.device, err = verbs.OpenDevice(ctx, name, options); err != nil {
+	if r.device, err = openDevice(ctx, name, namespace, mode, r.options.PathMTU); err != nil {
 		return err
 	}
-	if err := r.choosePathMTU(); err != nil {
-		return err
+	if r.options.PathMTU == 0 {
+		port, err := r.device.QueryPort()
+		if err != nil {
+			return err
+		}
+		r.options.PathMTU = port.ActiveMTU
 	}
 	if r.pd, err = r.device.AllocPD(); err != nil {
 		return err
@@ -58,17 +59,34 @@ func (r *rdma) open(ctx context.Context, name, namespace string, mode verbs.XDPM
 	return err
 }
 
-func (r *rdma) choosePathMTU() error {
-	port, err := r.device.QueryPort()
+// openDevice opens a device and checks that it carries the path MTU; 0 means the largest that it carries.
+func openDevice(
+	ctx context.Context, name, namespace string, mode verbs.XDPMode, pathMTU verbs.MTU,
+) (device *verbs.Device, err error) {
+	options := verbs.Options{NetNS: namespace, Mode: mode}
+	if pathMTU == verbs.MTU4096 {
+		options.MultiBuffer = verbs.MultiBufferOn
+	}
+	if device, err = verbs.OpenDevice(ctx, name, options); err != nil {
+		return nil, err
+	}
+	if err = checkPathMTU(device, pathMTU); err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return device, nil
+}
+
+func checkPathMTU(device *verbs.Device, pathMTU verbs.MTU) error {
+	if pathMTU == 0 {
+		return nil
+	}
+	port, err := device.QueryPort()
 	if err != nil {
 		return err
 	}
-	if r.options.PathMTU == 0 {
-		r.options.PathMTU = port.ActiveMTU
-	}
-	err = r.device.CheckPathMTU(r.options.PathMTU)
-	if need := r.options.PathMTU.Bytes() + roce.MTUOverhead; errors.Is(err, verbs.ErrPathMTU) && port.NetdevMTU < need {
-		err = fmt.Errorf("%w (ip link set %s mtu %d)", err, r.device.Name(), need)
+	err = device.CheckPathMTU(pathMTU)
+	if need := pathMTU.Bytes() + roce.MTUOverhead; errors.Is(err, verbs.ErrPathMTU) && port.NetdevMTU < need {
+		err = fmt.Errorf("%w (ip link set %s mtu %d)", err, device.Name(), need)
 	}
 	return err
 }
@@ -92,21 +110,12 @@ func (r *rdma) useAddress(address netip.Addr) error {
 	return nil
 }
 
-// useIndex makes an entry of the GID table the GID of this end.
-func (r *rdma) useIndex(index int) error {
-	gid, err := r.device.QueryGID(index)
-	if err == nil {
-		r.options.Address = gid.Addr()
-	}
-	return err
-}
-
-// useAddressLike makes the GID of this end what fits a connection to the peer with the local address: that address, or
-// the device's first of the same family that is not link-local.
-func (r *rdma) useAddressLike(local netip.Addr) error {
-	gids, err := r.device.QueryGIDTable()
+// addressLike returns the address of the device that fits a connection to the peer with the local address: that
+// address, or the device's first of the same family that is not link-local.
+func addressLike(device *verbs.Device, local netip.Addr) (netip.Addr, error) {
+	gids, err := device.QueryGIDTable()
 	if err != nil {
-		return err
+		return local, err
 	}
 	local = local.Unmap().WithZone("")
 	index := slices.Index(gids, roce.GIDFromAddr(local))
@@ -116,11 +125,20 @@ func (r *rdma) useAddressLike(local netip.Addr) error {
 		})
 	}
 	if index < 0 {
-		return usage("%s has no address of the family of %v, the local end of the TCP connection: choose a GID with -g",
-			r.device.Name(), local)
+		return local, usage("%s has no address of the family of %v, the local end of the TCP connection: "+
+			"choose a GID by its index", device.Name(), local)
 	}
-	r.options.Address = gids[index].Addr()
-	return nil
+	return gids[index].Addr(), nil
+}
+
+// chooseAddress returns the address with an index in the GID table or, with an index below 0, the one that fits a
+// connection.
+func chooseAddress(device *verbs.Device, index int, connection net.Conn) (netip.Addr, error) {
+	if index < 0 {
+		return addressLike(device, connection.LocalAddr().(*net.TCPAddr).AddrPort().Addr())
+	}
+	gid, err := device.QueryGID(index)
+	return gid.Addr(), err
 }
 
 // close destroys whatever there is.

@@ -11,8 +11,8 @@ import (
 	"github.com/xroce/xroce/verbs"
 )
 
-// TestNothingAfterTheCompletion: a message whose receiver does nothing more after its completion is acknowledged soon, however
-// the receiver has waited for it.
+// TestNothingAfterTheCompletion: a message whose receiver does nothing more after its completion is acknowledged soon,
+// however the receiver has waited for it.
 func TestNothingAfterTheCompletion(t *testing.T) {
 	const rounds = 60
 	da, db := vethDevices(t, netlab.PairOptions{}, verbs.Options{})

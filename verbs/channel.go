@@ -62,7 +62,7 @@ func (ch *CompChannel) enter(d *Device) error {
 	ch.list.Mu.Lock()
 	defer ch.list.Mu.Unlock()
 	if ch.closed {
-		return ErrClosed
+		return fmt.Errorf("completion channel: %w", ErrClosed)
 	}
 	ch.users++
 	return nil

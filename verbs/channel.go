@@ -158,7 +158,7 @@ func (ch *CompChannel) Destroy() error {
 	if err := ch.check(); err != nil {
 		return err
 	}
-	return ch.destroy()
+	return ch.device.end(ch)
 }
 
 func (ch *CompChannel) destroy() error {

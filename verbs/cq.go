@@ -138,7 +138,7 @@ func (c *CQ) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	return c.destroy()
+	return c.device.end(c)
 }
 
 func (c *CQ) destroy() error {

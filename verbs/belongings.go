@@ -32,7 +32,7 @@ type object interface {
 
 // belongings are the objects of a device.
 type belongings struct {
-	life   lockorder.RWMutex[lockorder.Life] // held by Close, and for reading by those who make something
+	life   lockorder.RWMutex[lockorder.Life] // held by Close, and for reading by those who make or end something
 	closed bool                              // guarded by life
 
 	mu      lockorder.Mutex[lockorder.Belongings]
@@ -79,6 +79,15 @@ func (b *belongings) add(k kind, o object) error {
 	}
 	b.objects[k][o] = struct{}{}
 	return nil
+}
+
+// end destroys an object for the program. Close waits meanwhile: an object gives up what it uses bit by bit, and what it
+// has not given up yet would be in use. A memory region does without it: its own lock is held until its domain has let
+// go of it.
+func (d *Device) end(o object) error {
+	d.belongings.life.RLock()
+	defer d.belongings.life.RUnlock()
+	return o.destroy()
 }
 
 // remove forgets an object that is destroyed.

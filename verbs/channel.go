@@ -62,7 +62,7 @@ func (ch *CompChannel) enter(d *Device) error {
 	ch.list.Mu.Lock()
 	defer ch.list.Mu.Unlock()
 	if ch.closed {
-		return ErrClosed
+		return fmt.Errorf("completion channel: %w", ErrClosed)
 	}
 	ch.users++
 	return nil
@@ -158,7 +158,7 @@ func (ch *CompChannel) Destroy() error {
 	if err := ch.check(); err != nil {
 		return err
 	}
-	return ch.destroy()
+	return ch.device.end(ch)
 }
 
 func (ch *CompChannel) destroy() error {

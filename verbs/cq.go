@@ -35,31 +35,37 @@ func (d *Device) CreateCQ(a CQInitAttr) (*CQ, error) {
 		return nil, err
 	}
 	c := &CQ{device: d, channel: a.Channel}
-	config := driver.CQConfig{Capacity: a.CQE}
-	if a.Channel != nil {
-		if err := a.Channel.enter(d); err != nil {
-			return nil, err
-		}
-		config.Notifier, config.Group = (*notifier)(c), a.Channel.group
-	}
-	err := d.make(kindCQ, c, func() error { return c.create(d, config) })
-	if err != nil {
-		if a.Channel != nil {
-			a.Channel.leave(c)
-		}
+	if err := d.make(kindCQ, c, func() error { return c.enterAndCreate(a.CQE) }); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *CQ) create(d *Device, config driver.CQConfig) (err error) {
+// enterAndCreate makes the queue one of its channel's, if it has one, and then makes it.
+func (c *CQ) enterAndCreate(cqe int) error {
+	config := driver.CQConfig{Capacity: cqe}
+	if c.channel == nil {
+		return c.create(config)
+	}
+	if err := c.channel.enter(c.device); err != nil {
+		return err
+	}
+	config.Notifier, config.Group = (*notifier)(c), c.channel.group
+	err := c.create(config)
+	if err != nil {
+		c.channel.leave(c)
+	}
+	return err
+}
+
+func (c *CQ) create(config driver.CQConfig) (err error) {
 	if err = config.MakeRing(); err != nil {
 		return err
 	}
 	if c.taker.ring, err = queue.NewConsumer(config.Ring.Memory, queue.CompletionLayout(config.Capacity)); err != nil {
 		return err
 	}
-	if c.driver, err = d.client.CreateCQ(config); err == nil {
+	if c.driver, err = c.device.client.CreateCQ(config); err == nil {
 		c.driver.SetOwner(c)
 	}
 	return err
@@ -132,7 +138,7 @@ func (c *CQ) Destroy() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	return c.destroy()
+	return c.device.end(c)
 }
 
 func (c *CQ) destroy() error {

@@ -61,13 +61,14 @@ func (d *Device) check() error {
 
 // Close closes the device and destroys all that belongs to it: queue pairs first, then SRQs, windows, regions,
 // completion queues, channels and protection domains. Whoever is blocked in one of them gets ErrClosed, and so does
-// every later call. Acknowledgements that are due are sent. When it returns, no byte of a registered buffer is read or
-// written any more. Captures are completed, as fast as their writers take it.
+// every later call that makes, changes, posts or waits for something. Acknowledgements that are due are sent. When it
+// returns, no byte of a registered buffer is read or written any more. Captures are completed, as fast as their writers
+// take it.
 func (d *Device) Close() error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	if err := d.end(); err != nil {
+	if err := d.destroy(); err != nil {
 		return err
 	}
 	var err error
@@ -78,8 +79,8 @@ func (d *Device) Close() error {
 	return err
 }
 
-// end closes the driver and what is on it.
-func (d *Device) end() error {
+// destroy closes the driver and what is on it.
+func (d *Device) destroy() error {
 	d.belongings.life.Lock()
 	defer d.belongings.life.Unlock()
 	if d.belongings.closed {

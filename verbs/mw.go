@@ -99,7 +99,7 @@ func (m *MW) Dealloc() error {
 	if err := m.check(); err != nil {
 		return err
 	}
-	return m.destroy()
+	return m.pd.device.end(m)
 }
 
 func (m *MW) destroy() error {

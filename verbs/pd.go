@@ -35,7 +35,7 @@ func (p *PD) Dealloc() error {
 	if err := p.check(); err != nil {
 		return err
 	}
-	return p.destroy()
+	return p.device.end(p)
 }
 
 func (p *PD) destroy() error {

@@ -225,7 +225,7 @@ func (q *QP) Destroy() error {
 	if err := q.check(); err != nil {
 		return err
 	}
-	return q.destroy()
+	return q.pd.device.end(q)
 }
 
 func (q *QP) destroy() error {

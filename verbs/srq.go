@@ -158,7 +158,7 @@ func (s *SRQ) Destroy() error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return s.destroy()
+	return s.pd.device.end(s)
 }
 
 func (s *SRQ) destroy() error {

@@ -39,8 +39,10 @@ func (p *populace) newQP() *verbs.QP {
 	return qp
 }
 
+// connect connects a queue pair to one that never answers. Without a timeout none of them fails while the others are made, and
+// the CQ does not overrun.
 func (p *populace) connect(qp *verbs.QP) {
-	p.must(qp.Connect(context.Background(), p.far, verbs.ConnectOptions{MaxRDAtomic: new(uint8(1))}))
+	p.must(qp.Connect(context.Background(), p.far, verbs.ConnectOptions{MaxRDAtomic: new(uint8(1)), Timeout: verbs.NoTimeout}))
 }
 
 func newPopulace(t testing.TB, count int) *populace {

@@ -151,12 +151,13 @@ func (b *background) rest(s *Shard) {
 // percentile of round trips doubled).
 func (b *background) pause(s *Shard, d time.Duration) {
 	b.pausing.Store(true)
-	defer b.pausing.Store(false)
-	if b.quit.Load() || s.givenBack() {
-		return
+	if !b.quit.Load() && !s.givenBack() {
+		b.alarm.Reset(d)
+		b.waiter.parkFor(b.alarm.C)
 	}
-	b.alarm.Reset(d)
-	b.waiter.parkFor(b.alarm.C)
+	// In this order: whoever has put something off looks afterwards whether this still pauses, and one of the two sees
+	// the other.
+	b.pausing.Store(false)
 	if s.owes.Load() {
 		s.drive(driveBriefly) // whoever has put it off may not come again
 	}

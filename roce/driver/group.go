@@ -38,7 +38,7 @@ func (g *Group) DrivePolled() {
 		if set&1 != 0 {
 			s := g.device.shards[i]
 			s.polls.Add(1)
-			if s.driveFor(driveBriefly, s.background.pausing.Load()) {
+			if s.drivePolled() {
 				s.polls.Add(1) // it may have taken as long as many empty ones: a kick of 32 frames of 4 KiB is 50 to 90 us
 			}
 		}

@@ -111,3 +111,21 @@ func TestPutOffEnds(t *testing.T) {
 		})
 	}
 }
+
+// TestPutOffAsThePauseEnds: an acknowledgement that is put off while the background ends its pause is not forgotten.
+func TestPutOffAsThePauseEnds(t *testing.T) {
+	m := newMovers(t, mem.Options{}, 1, 0)
+	m.a.write(m, m.a.qp, m.b, 8)
+	m.a.device.Drive()
+	m.arrive()
+	s := m.b.device.shards[0]
+	carrier := s.queue
+	s.background.pausing.Store(true)
+	s.queue = &hookedQueue{Queue: carrier, pending: func() bool {
+		s.background.pausing.Store(false) // after the turn, and before the poller's last look
+		return carrier.Pending()
+	}}
+	require.True(t, s.drivePolled())
+	require.False(t, s.owes.Load())
+	m.answered()
+}

@@ -196,6 +196,17 @@ func (s *Shard) driveFor(turns int, putOff bool) (progress bool) {
 	return progress
 }
 
+// drivePolled is drive for a poller, who may put acknowledgements off as long as the background looks after them.
+func (s *Shard) drivePolled() (progress bool) {
+	pausing := &s.background.pausing
+	putOff := pausing.Load()
+	progress = s.driveFor(driveBriefly, putOff)
+	if putOff && s.owes.Load() && !pausing.Load() {
+		s.drive(driveBriefly) // it has stopped meanwhile, and may not have seen it
+	}
+	return progress
+}
+
 // run is drive for this shard alone. The shards that were handed frames are added to e.
 func (s *Shard) run(turns int, e *errands) (progress bool) {
 	var firing [4]*CQ // room for the usual turn, without an allocation

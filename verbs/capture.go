@@ -143,16 +143,30 @@ func (d *Device) StartCapture(w io.Writer, o CaptureOptions) (*Capture, error) {
 
 func wallClock() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
+// check tells a capture that was started from nil and from a zero value.
+func (c *Capture) check() error {
+	if c == nil || c.device == nil {
+		return fmt.Errorf("capture: %w: nil, or not made by StartCapture", ErrInvalid)
+	}
+	return nil
+}
+
 // Stop ends the capture, waits until everything was written that it has, and says how much that is. The error is that
 // of the writer, if any. The writer is the caller's again. Calling it again returns the same.
 func (c *Capture) Stop() (CaptureStats, error) {
+	if err := c.check(); err != nil {
+		return CaptureStats{}, err
+	}
 	c.endOnce.Do(func() { close(c.end) })
 	<-c.finished
 	return c.stats, c.err
 }
 
 // Done is closed when the capture has ended, by itself or by Stop.
-func (c *Capture) Done() <-chan struct{} { return c.finished }
+func (c *Capture) Done() <-chan struct{} {
+	must(c.check())
+	return c.finished
+}
 
 // run writes packets until the end, and then what there is.
 func (c *Capture) run() {

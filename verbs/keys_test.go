@@ -313,3 +313,30 @@ func TestWindowsHoldRegions(t *testing.T) {
 	}
 	support.Object(t, "MR", "Dereg or Rereg while windows are bound to it", verbs.ErrInUse)
 }
+
+// TestRemoteOfOneMoment: what a region tells a peer is all of one moment, also while Rereg gives it another buffer.
+func TestRemoteOfOneMoment(t *testing.T) {
+	a, _ := pair(t, mem.Options{})
+	buffers := map[uint64][]byte{1 << 20: make([]byte, 8), 5 << 30: make([]byte, 4096)}
+	change := func() {
+		for address, buffer := range buffers {
+			if err := a.mr.Rereg(verbs.MRChange{Buffer: buffer, IOVA: &address}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	change()
+	var changing sync.WaitGroup
+	var done atomic.Bool
+	changing.Go(func() {
+		for !done.Load() {
+			change()
+		}
+	})
+	defer changing.Wait()
+	defer done.Store(true)
+	for range 300_000 {
+		remote := a.mr.Remote()
+		require.EqualValues(t, len(buffers[remote.Addr]), remote.Length)
+	}
+}

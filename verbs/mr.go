@@ -226,29 +226,26 @@ func (m *MR) check() error {
 	return nil
 }
 
-// LKey is the key for work requests; it is never 0.
-func (m *MR) LKey() uint32 {
+// now is what the region is at this moment: Rereg, Map and UpdateKey replace it as a whole.
+func (m *MR) now() *mrView {
 	must(m.check())
-	return m.view.Load().key
+	return m.view.Load()
 }
+
+// LKey is the key for work requests; it is never 0.
+func (m *MR) LKey() uint32 { return m.now().key }
 
 // RKey is the key for peers, the same one.
 func (m *MR) RKey() uint32 { return m.LKey() }
 
 // Addr is the address of the first byte.
-func (m *MR) Addr() uint64 {
-	must(m.check())
-	return m.view.Load().address
-}
+func (m *MR) Addr() uint64 { return m.now().address }
 
 // Length is the length in bytes.
 func (m *MR) Length() int { return len(m.Bytes()) }
 
 // Bytes is the registered buffer.
-func (m *MR) Bytes() []byte {
-	must(m.check())
-	return m.view.Load().buffer
-}
+func (m *MR) Bytes() []byte { return m.now().buffer }
 
 // SGE makes a scatter/gather element of length bytes at offset of the region. It does not check the range: a wrong one
 // completes with WCLocProtErr like any other, and a length that no message can have is refused by the post.
@@ -257,12 +254,14 @@ func (m *MR) SGE(offset, length int) SGE {
 	if length >= 0 && uint64(length) < math.MaxUint32 {
 		n = uint32(length)
 	}
-	return SGE{Addr: m.Addr() + uint64(offset), Length: n, LKey: m.LKey()}
+	v := m.now()
+	return SGE{Addr: v.address + uint64(offset), Length: n, LKey: v.key}
 }
 
 // Remote is what a peer needs to reach the region.
 func (m *MR) Remote() RemoteMemory {
-	return RemoteMemory{Addr: m.Addr(), RKey: m.RKey(), Length: uint64(m.Length())}
+	v := m.now()
+	return RemoteMemory{Addr: v.address, RKey: v.key, Length: uint64(len(v.buffer))}
 }
 
 // RemoteMemory names memory of a peer: address, key and length travel as one value.

@@ -219,11 +219,12 @@ func (r *responder) conclude(p *roce.Packet, o outcome) {
 	}
 }
 
-// accept moves on behind a packet of a SEND or WRITE that was executed.
+// accept moves on behind a packet of a SEND or WRITE that was executed. An answer that has not left yet becomes an
+// acknowledgement of this packet: if it was a NAK, it asked for what has come now.
 func (r *responder) accept(p *roce.Packet) {
 	r.lastPlain, r.hasLastPlain = r.expected, true
 	r.expected++
-	if p.BTH.AckRequest() {
+	if p.BTH.AckRequest() || r.answer.pending {
 		r.answer = answer{pending: true, sequence: r.lastPlain, syndrome: roce.SyndromeAckNoCredits}
 		r.qp.engine.owe(r.qp)
 	}

@@ -45,7 +45,7 @@ check-support:
 # Runs the tests under the race detector (which needs cgo), with the long run of the test for stranded work, but without
 # the tests that measure.
 race:
-	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m -skip TestDemoDefaults $$($(GO) list ./... | grep -v -e /verbs$$ -e /simulation$$)
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./verbs -strand 10s -skip '$(MEASURING)'
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 10m ./internal/simulation -seeds 1000
 

@@ -274,7 +274,7 @@ func TestPerfPeerDies(t *testing.T) {
 					dies, lives = b, a
 				}
 				require.NoError(t, dies.command.Process.Kill())
-				require.Equal(t, statusFailed, lives.status(t, 3*time.Second), "%s %s %s", words, wait, victim)
+				require.Equal(t, statusFailed, lives.status(t, noticed), "%s %s %s", words, wait, victim)
 				require.Contains(t, lives.stderr.String(), "xroce: the other end is gone: ")
 				require.Equal(t, 1, strings.Count(lives.stderr.String(), "xroce: "), lives.stderr.String())
 				requireFree(t, &p.A)
@@ -284,12 +284,16 @@ func TestPerfPeerDies(t *testing.T) {
 	}
 }
 
+// noticed is how soon an end ends when it is told, or the other one is gone: before the stall limit, which would be another
+// reason.
+const noticed = stallLimit / 2
+
 // TestPerfInterrupted: ^C ends either end, waiting or measuring, and the other one says why it ends.
 func TestPerfInterrupted(t *testing.T) {
 	p := newPair(t, netlab.PairOptions{})
 	server, _ := startPerfServer(t, p, "")
 	require.NoError(t, server.command.Process.Signal(syscall.SIGINT))
-	require.Equal(t, 130, server.status(t, 2*time.Second))
+	require.Equal(t, 130, server.status(t, noticed))
 	require.Equal(t, "xroce: stopped by signal: interrupt\n", errorsOf(server))
 	for _, words := range []string{"write bw", "send lat", "write lat"} {
 		for _, stop := range []string{"client", "server"} {
@@ -300,9 +304,9 @@ func TestPerfInterrupted(t *testing.T) {
 				stopped, other = b, a
 			}
 			require.NoError(t, stopped.command.Process.Signal(syscall.SIGINT))
-			require.Equal(t, 130, stopped.status(t, 3*time.Second))
+			require.Equal(t, 130, stopped.status(t, noticed))
 			require.True(t, strings.HasSuffix(stopped.stderr.String(), "xroce: stopped by signal: interrupt\n"), &stopped.stderr)
-			require.Equal(t, statusFailed, other.status(t, 3*time.Second))
+			require.Equal(t, statusFailed, other.status(t, noticed))
 			require.Contains(t, other.stderr.String(), "xroce: the other end is gone: ")
 			requireFree(t, &p.A)
 			requireFree(t, &p.B)

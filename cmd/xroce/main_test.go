@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -89,7 +90,9 @@ func (p *program) status(t *testing.T, limit time.Duration) int {
 	select {
 	case <-p.ended:
 	case <-time.After(limit):
-		require.Fail(t, "the program is still running", "%v", p.command.Args)
+		_ = p.command.Process.Signal(syscall.SIGQUIT)
+		<-p.ended
+		require.Fail(t, "the program is still running", "%v: %s", p.command.Args, &p.stderr)
 	}
 	return p.command.ProcessState.ExitCode()
 }

@@ -37,7 +37,7 @@ type waiter interface {
 
 // pollsPerLook is how many empty polls pass between two looks at whether to go on. A poll sleeps for a millisecond
 // where the machine is full.
-const pollsPerLook = 64
+const pollsPerLook = 8
 
 // taken is room for completions.
 type taken struct {
